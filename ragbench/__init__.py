@@ -5,15 +5,15 @@
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/00_init.ipynb #7a86d11f
+# %% ../nbs/00_init.ipynb #b2ad31fe
 __version__ = "0.1.0"
 
 import importlib as _importlib
 from typing import Any as _Any
 
 _NAMES = {
-    "load_bench": "golden.cases", "Config": "engine.experiment", "Matrix": "engine.experiment", "Experiment": "engine.experiment",
-    "Results": "engine.results", "evaluate": "measures.ranked", "chunk": "pipeline.chunk", "fuse": "engine.results",
+    "load_bench": "golden.formats", "Config": "engine.config", "Matrix": "engine.config", "Experiment": "engine.experiment",
+    "Results": "engine.results", "evaluate": "measures.ranked", "chunk": "engine.experiment", "fuse": "engine.fusion",
     "compare": "engine.results", "Workbench": "faces.widgets",
     "chunker": "core.spec", "retriever": "core.spec", "measure": "core.spec"}
 __all__ = sorted(_NAMES)
