@@ -21,12 +21,12 @@ from .records import Fault, Place
 __all__ = ['Visible', 'RECOMMENDED', 'numbers', 'numbers_held', 'check_integrity', 'shingles', 'near_pairs', 'count_cases',
            'group_shares', 'propose_alternatives', 'check_content']
 
-# %% ../../nbs/golden/01c_checks.ipynb #7b25b258
+# %% ../../nbs/golden/01c_checks.ipynb #fdb9d715
 _WORDS = {w: str(i) for i, w in enumerate("one two three four five six seven eight nine ten eleven twelve".split(), 1)}
 _ENGLISH = re.compile(r"\b(" + "|".join(_WORDS) + r")\b")
 _HAN_NUMERAL = re.compile(r"[零〇一二两兩三四五六七八九十百千万]{1,12}")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_ARTICLE = re.compile(r"(?<![零〇一二两兩三四五六七八九十百千万第\d])一(?![零〇一二两兩三四五六七八九十百千万])")
+_ARTICLE = re.compile(r"零(?=件|部件|配件|售|食|钱|散|头)|(?<![零〇一二两兩三四五六七八九十百千万第\d])一(?![零〇一二两兩三四五六七八九十百千万])")
 
 
 def _plain_numbers(text: str) -> set[str]:
@@ -44,7 +44,7 @@ def numbers_held(text: str) -> set[str]:
     spelt = _HAN_NUMERAL.sub(lambda m: f" {chinese_number(m.group())} ", fold(text))
     return _plain_numbers(fold(text)) | _plain_numbers(spelt)
 
-# %% ../../nbs/golden/01c_checks.ipynb #e8ed65cb
+# %% ../../nbs/golden/01c_checks.ipynb #afc04b11
 Visible = Callable[[Document, Case], str | None]
 
 
@@ -75,7 +75,8 @@ def check_integrity(bench: Bench, lines: Mapping[str, int], visible: Visible | N
 
 
 def _families_apart(bench: Bench, at: Mapping[str, Place]) -> None:
-    family, first = families(bench.documents), {"tune": {}, "locked": {}}  # type: tuple[dict[str, str], dict[str, dict[str, str]]]
+    family = families(bench.documents)
+    first: dict[str, dict[str, str]] = {"tune": {}, "locked": {}}
     for case in bench.cases:
         for name in sorted({family.get(e.doc_id, e.doc_id) for e in case.evidence if e.required}):
             other = first["locked" if case.split == "tune" else "tune"].get(name) if case.split in first else None
@@ -122,7 +123,7 @@ def _quotes_apart(bench: Bench, at: Mapping[str, Place]) -> None:
         other = quotes["tune"][i][1]
         at[quotes["locked"][j][1]].say("evidence", f"the locked quote {shown(quotes['locked'][j][0], 40)} nearly repeats one of {other} in tune.", "Put both cases into one split.")
 
-# %% ../../nbs/golden/01c_checks.ipynb #5c892a11
+# %% ../../nbs/golden/01c_checks.ipynb #b7964f53
 RECOMMENDED: Mapping[str, float] = MappingProxyType({
     "simple fact": 0.27, "multi-document": 0.25, "conditions, numbers, tables": 0.20, "unanswerable": 0.10, "conflicting, outdated, ambiguous": 0.10, "permission, injection": 0.08})
 
@@ -148,7 +149,8 @@ def group_shares(bench: Bench) -> dict[str, dict[str, float]]:
 
 def propose_alternatives(bench: Bench, visible: Visible | None = None) -> list[str]:
     """Other visible documents that repeat a required quote word for word, as sentences for a person to rule on."""
-    library, out = Library(bench.documents), []  # type: tuple[Library, list[str]]
+    library = Library(bench.documents)
+    out: list[str] = []
     for case in bench.cases:
         gold = {(e.group, e.doc_id) for e in case.evidence}
         for e in (e for e in case.evidence if e.required and e.granularity == "quote" and len(e.quote) >= 12):

@@ -19,10 +19,10 @@ from ..core.model import CASE_TYPES, EXPECTED, GRANULARITIES, RISKS, SPLITS, STA
 # %% auto #0
 __all__ = ['Check', 'TYPE_NAMES', 'EXPECTED_NAMES', 'RISK_NAMES', 'ANSWERABLE_NAMES', 'DOCUMENT_FIELDS', 'DOCUMENT_NAMES',
            'CASE_FIELDS', 'CASE_NAMES', 'EVIDENCE_FIELDS', 'EVIDENCE_NAMES', 'Fault', 'Place', 'raise_first', 'nearest',
-           'Odd', 'as_text', 'as_name', 'as_query', 'as_texts', 'as_day', 'as_count', 'as_mapping', 'as_list', 'one_of',
-           'as_flag', 'as_points', 'as_keywords', 'read_record', 'read_json']
+           'Odd', 'as_text', 'as_name', 'as_query', 'as_texts', 'as_day', 'as_count', 'as_mapping', 'as_list',
+           'plain_key', 'one_of', 'as_flag', 'as_points', 'as_keywords', 'read_record', 'read_json']
 
-# %% ../../nbs/golden/01a_records.ipynb #87a6f163
+# %% ../../nbs/golden/01a_records.ipynb #1008660f
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One thing to mend in a bench."""
@@ -35,7 +35,8 @@ class Fault:
 
     def error(self, more: int = 0) -> BadInput:
         """The same as an exception; `more` counts the faults that are not shown."""
-        where = self.file + (f" line {self.line}" if self.line else "") + (f", {self.field}" if self.field else "")
+        unit = "row" if self.file.lower().endswith((".csv", ".tsv", ".xlsx")) else "line"
+        where = self.file + (f" {unit} {self.line}" if self.line else "") + (f", {self.field}" if self.field else "")
         further = f" (and {more} more: ragbench dataset validate lists them)" if more else ""
         return BadInput(where, self.found, self.remedy + further)
 
@@ -140,13 +141,14 @@ def as_list(value: Any) -> list[Any]:
     if not isinstance(value, list): raise Odd(f"must be a list, got {type(value).__name__} {shown(value)}.", "Write […].")
     return list(value)
 
-# %% ../../nbs/golden/01a_records.ipynb #cbb02f80
-def _key(name: str) -> str:
+# %% ../../nbs/golden/01a_records.ipynb #2f650090
+def plain_key(name: str) -> str:
+    """A name without case, blanks and punctuation, for comparison."""
     return re.sub(r"[\W_]+", "_", name.strip().casefold()).strip("_")
 
 
 def _table(**names: str) -> Mapping[str, str]:
-    return MappingProxyType({_key(alias): name for name, aliases in names.items() for alias in (name, *aliases.split("|")) if alias})
+    return MappingProxyType({plain_key(alias): name for name, aliases in names.items() for alias in (name, *aliases.split("|")) if alias})
 
 
 TYPE_NAMES = _table(
@@ -165,7 +167,7 @@ def one_of(names: Mapping[str, str], valid: Iterable[str]) -> Check:
     valid = tuple(valid)
 
     def check(value: Any) -> str:
-        found = names.get(_key(as_text(value)))
+        found = names.get(plain_key(as_text(value)))
         if found is None: raise Odd(f"unknown value {shown(value)}.", did_you_mean(as_text(value), valid))
         return found
     return check
@@ -174,7 +176,7 @@ def one_of(names: Mapping[str, str], valid: Iterable[str]) -> Check:
 def as_flag(value: Any) -> bool:
     """True or false, also as `answerable`, `unanswerable`, 是, 否."""
     if isinstance(value, bool): return value
-    found = ANSWERABLE_NAMES.get(_key(value)) if isinstance(value, str) else None
+    found = ANSWERABLE_NAMES.get(plain_key(value)) if isinstance(value, str) else None
     if found is None: raise Odd(f"must be true or false, got {shown(value)}.", "Write true or false.")
     return found == "yes"
 
@@ -227,7 +229,7 @@ EVIDENCE_FIELDS: Mapping[str, Check] = MappingProxyType({
 EVIDENCE_NAMES = _table(doc_id="document id|docid|document", start="start index", end="end index", quote="text|content|原文", grade="relevance|score", anchor="section",
                         group="", alt="alternative", granularity="")
 
-# %% ../../nbs/golden/01a_records.ipynb #47c9f0ba
+# %% ../../nbs/golden/01a_records.ipynb #4c2e8df5
 def read_record(raw: Mapping[str, Any], fields: Mapping[str, Check], names: Mapping[str, str], place: Place, prefix: str = "") -> dict[str, Any]:
     """Values of a record by our names; what does not fit goes to the place's faults and is left out.
 
@@ -241,7 +243,7 @@ def read_record(raw: Mapping[str, Any], fields: Mapping[str, Check], names: Mapp
     """
     out: dict[str, Any] = {}
     for key, value in raw.items():
-        name = names.get(_key(str(key)))
+        name = names.get(plain_key(str(key)))
         if name is None: place.say(prefix + str(key)[:80], f"unknown key {shown(key)}.", did_you_mean(str(key), fields))
         elif value is None: continue
         else:
