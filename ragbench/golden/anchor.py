@@ -22,7 +22,7 @@ from .records import EVIDENCE_FIELDS, EVIDENCE_NAMES, Place, nearest, read_recor
 # %% auto #0
 __all__ = ['Library', 'places', 'Resolver', 'finest']
 
-# %% ../../nbs/golden/01b_anchor.ipynb #62f30a06
+# %% ../../nbs/golden/01b_anchor.ipynb #24186d19
 class Library:
     """Documents by id, file name or quote."""
 
@@ -56,7 +56,12 @@ def places(quote: str, text: str) -> tuple[list[tuple[int, int]], bool]:
     """Places of a quote: exact ones, else those that differ in white space (then the second value is True)."""
     wanted = quote.strip()
     if "\0" in wanted: return [], False
-    if wanted in text: return find_quote(wanted, text), False
+    exact: list[tuple[int, int]] = []
+    at = text.find(wanted) if wanted else -1
+    while at >= 0:
+        exact.append((at, at + len(wanted)))
+        at = text.find(wanted, at + len(wanted))
+    if exact: return exact, False
     tolerant = find_quote(wanted, text, tolerant=True)
     return tolerant, bool(tolerant)
 

@@ -43,7 +43,7 @@ def read_lines(path: Path, faults: list[Fault]) -> list[tuple[int, dict[str, Any
     found = [(n, read_json(line, Place(path.name, n, faults))) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
     return [(n, value) for n, value in found if value is not None]
 
-# %% ../../nbs/golden/02_cases.ipynb #613acf2b
+# %% ../../nbs/golden/02_cases.ipynb #303edd9a
 def read_documents(records: Iterable[tuple[int, Mapping[str, Any]]], folder: Path, faults: list[Fault], file: str = "documents.jsonl") -> tuple[list[Document], set[str]]:
     """Documents of records, and the ids of those whose text could not be read."""
     out: list[Document] = []
@@ -68,17 +68,18 @@ _STRUCTURE = ("sections", "tables", "pages", "ignored")
 
 def _document(doc_id: str, values: Mapping[str, Any], folder: Path, place: Place) -> Document | None:
     given = {k: v for k, v in values.items() if k not in ("doc_id", "text", "text_sha256", *_STRUCTURE)}
-    if "text" in values: document = _given_text(doc_id, values, given, place)
-    elif "path" in values: document = _read_path(doc_id, values["path"], given, folder, place)
+    if "text" in values: text, read = canonical_text(values["text"], doc_id), None
+    elif "path" in values:
+        read = _read_path(doc_id, values["path"], given, folder, place)
+        if read is None: return None
+        text = read.text
     else: return place.say("text", f"document {shown(doc_id)} has neither text nor path.", "Give one of them; an empty text is legal.")
-    if document is None: return None
-    if "text_sha256" in values and values["text_sha256"] != sha256(document.text):
+    if values.get("text_sha256", sha256(text)) != sha256(text):
         return place.say("text_sha256", f"the text of {shown(doc_id)} is not the text that was hashed.", "Restore the text, or anchor the evidence anew and leave the hash out.")
-    return document
+    return read or _given_text(doc_id, text, values, given, place)
 
 
-def _given_text(doc_id: str, values: Mapping[str, Any], given: Mapping[str, Any], place: Place) -> Document | None:
-    text = canonical_text(values["text"], doc_id)
+def _given_text(doc_id: str, text: str, values: Mapping[str, Any], given: Mapping[str, Any], place: Place) -> Document | None:
     if any(k in values for k in ("parser", *_STRUCTURE)) or not str(values.get("path", "")).lower().endswith((".md", ".markdown")):
         try: structure = structure_from(values, len(text))
         except ValueError as error: return place.say("sections", f"the stored structure of {shown(doc_id)} does not fit: {error}.", "Leave sections, tables, pages and ignored out.")
@@ -92,7 +93,7 @@ def _read_path(doc_id: str, path: str, given: Mapping[str, Any], folder: Path, p
     try: return replace_given(parse_file(target, doc_id=doc_id), given)
     except BadInput as error: return place.say("path", f"{shown(path)}: {error.what}", error.remedy)
 
-# %% ../../nbs/golden/02_cases.ipynb #e2cc2127
+# %% ../../nbs/golden/02_cases.ipynb #27dcd568
 @dataclass
 class CaseReader:
     """Reads case records against the documents of a bench; remembers the line of every case."""
@@ -133,6 +134,7 @@ class CaseReader:
         quotes: list[Any] = list(values.get("quotes", []))
         if values.get("quote", "").strip(): quotes.append({"doc_id": values["file"], "quote": values["quote"]} if "file" in values else values["quote"])
         ids = [*values.get("relevant_chunk_ids", []), *values.get("relevant_doc_ids", [])]
+        if not quotes and not ids: return given
         name = "relevant_chunk_ids" if values.get("relevant_chunk_ids") else "relevant_doc_ids"
         bare = finest((*given, *self.resolver.evidence(quotes, place, "quotes"), *self.resolver.evidence(ids, place, name, ids_only=True)))
         return given + _regrouped([e for e in bare if e not in given], {e.group for e in given})

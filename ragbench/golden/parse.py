@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 # %% auto #0
-__all__ = ['Parser', 'PARSERS', 'Parsed', 'parses', 'anchor_of', 'unique_names', 'plain_yaml', 'front_matter', 'parse_markdown',
-           'parse_text', 'parse_file', 'replace_given', 'sha256', 'structure_of', 'structure_from']
+__all__ = ['Parser', 'PARSERS', 'Parsed', 'parses', 'anchor_of', 'unique_names', 'plain_yaml', 'plain_value', 'front_matter',
+           'parse_markdown', 'parse_text', 'parse_file', 'replace_given', 'sha256', 'structure_of', 'structure_from']
 
 # %% ../../nbs/golden/01_parse.ipynb #5c073e90
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def unique_names(names: Iterable[str]) -> list[str]:
         out.append(new)
     return out
 
-# %% ../../nbs/golden/01_parse.ipynb #c332b021
+# %% ../../nbs/golden/01_parse.ipynb #73d3e144
 _FRONT = re.compile(r"---[ \t]*\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.S | re.M)
 
 
@@ -98,13 +98,14 @@ def plain_yaml(text: str) -> Any:
     ------
     ValueError : no YAML, or YAML with aliases or nested too deep
     """
-    try: return _json_plain(yaml.load(text, Loader=_Plain))  # noqa: S506
+    try: return plain_value(yaml.load(text, Loader=_Plain))  # noqa: S506
     except (yaml.YAMLError, RecursionError, ValueError) as error: raise ValueError(str(error).splitlines()[0] if str(error) else "nested too deep") from None
 
 
-def _json_plain(value: Any) -> Any:
-    if isinstance(value, dict): return {str(k): _json_plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple, set)): return [_json_plain(v) for v in value]
+def plain_value(value: Any) -> Any:
+    """A value as JSON knows it: days as ISO text, anything strange as text."""
+    if isinstance(value, dict): return {str(k): plain_value(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set)): return [plain_value(v) for v in value]
     if isinstance(value, (datetime.date, datetime.datetime)): return value.isoformat()
     if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)): return value
     return str(value)

@@ -22,7 +22,7 @@ __all__ = ['Check', 'TYPE_NAMES', 'EXPECTED_NAMES', 'RISK_NAMES', 'ANSWERABLE_NA
            'Odd', 'as_text', 'as_name', 'as_query', 'as_texts', 'as_day', 'as_count', 'as_mapping', 'as_list',
            'plain_key', 'one_of', 'as_flag', 'as_points', 'as_keywords', 'read_record', 'read_json']
 
-# %% ../../nbs/golden/01a_records.ipynb #1008660f
+# %% ../../nbs/golden/01a_records.ipynb #a336ddfa
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One thing to mend in a bench."""
@@ -73,9 +73,10 @@ def raise_first(faults: Iterable[Fault]) -> None:
 def nearest(name: str, known: Iterable[str], what: str = "") -> str:
     """`did_you_mean`, but of many names it counts them rather than listing all."""
     names = list(known)
-    if len(names) > 5000: return f"There are {len(names)} {what or 'names'}; this is none of them."
-    answer = did_you_mean(name, names)
-    return answer if len(answer) <= 400 else f"There are {len(names)} {what or 'names'}, such as {', '.join(sorted(names)[:5])}."
+    likely = names if len(names) <= 500 else [n for n in names if n[:2].casefold() == name[:2].casefold()][:500]
+    answer = did_you_mean(name, likely) if likely else ""
+    if answer and (len(likely) == len(names) or answer.startswith("Did")) and len(answer) <= 400: return answer
+    return f"There are {len(names)} {what or 'names'}, such as {', '.join(sorted(names)[:5])}." if names else f"There are no {what or 'names'}."
 
 # %% ../../nbs/golden/01a_records.ipynb #7abc2869
 class Odd(ValueError):
