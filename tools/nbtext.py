@@ -29,7 +29,7 @@ def write(text_path, nb_path):
     Path(nb_path).parent.mkdir(parents=True, exist_ok=True)
     from nbdev.clean import clean_nb
     from fastcore.nbio import dict2nb, write_nb
-    clean = dict2nb(nbformat.from_dict(nb)); clean_nb(clean)
+    clean = dict2nb(nbformat.from_dict(nb)); clean_nb(clean, allowed_cell_metadata_keys=["tags"])
     write_nb(clean, nb_path)
     if "#| default_exp" not in Path(text_path).read_text(encoding="utf-8"): return
     os.environ.pop("IN_TEST", None)
