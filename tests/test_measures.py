@@ -207,7 +207,7 @@ class Slow:
         core = [g for g in need if self.grade[g] == 3] or need
         good = {h for h in self.hits[:k] if any(self.covers_span(h, e) for g in need for es in self.groups[g].values() for e in es)}
         every = {c for c in self.chunks if any(self.covers_span(c, e) for g in need for es in self.groups[g].values() for e in es)}
-        order = sorted(((first[g], -self.grade[g]) for g in self.groups if first[g] <= k))
+        order = sorted((first[g], -self.grade[g]) for g in self.groups if first[g] <= k)
         ideal = sum(g / np.log2(1 + j) for j, g in enumerate(sorted(self.grade.values(), reverse=True), 1))
         soon, last = min(first[g] for g in core), max(first[g] for g in need)
         gain = lambda c: max((e.grade for alts in self.groups.values() for es in alts.values() for e in es if self.covers_span(c, e)), default=0)
@@ -514,6 +514,11 @@ def test_speed_of_scoring_and_projection():
 
 
 # ---------------------------------------------------------------- chunk_spans
+def is_cut(marks, e, size):
+    most = max(marks[max(e.start, a):min(e.end, a + size)].sum() for a in range(e.start // size * size, e.end, size))
+    return most < .95 * marks[e.start:e.end].sum() - 1e-9
+
+
 @pytest.mark.shared
 @needs("chunk_spans")
 @pytest.mark.parametrize("name", ["state_of_the_union", "wikitexts", "pubmed"])
@@ -523,12 +528,9 @@ def test_cut_rate_agrees_with_a_direct_count(name):
     text = (folder / "corpora" / f"{name}.md").read_text(encoding="utf-8")
     table = pd.read_csv(folder / f"questions_{name}.csv")
     cases = [Case(f"q{i}", r.question, evidence=tuple(Evidence(name, s["start_index"], s["end_index"], group=str(j)) for j, s in enumerate(json.loads(r.references)))) for i, r in enumerate(table.itertuples())]
+    marks = np.array([is_ink(c) for c in text])
     for size in (200, 400):
         chunks = pd.DataFrame([{"chunk_id": f"{a}", "doc_id": name, "start": a, "end": min(a + size, len(text))} for a in range(0, len(text), size)])
         rate = project(cases, chunks, {name: text}).cut_rate()
-        marks = np.array([is_ink(c) for c in text])
-        def cut(e):
-            most = max(marks[max(e.start, a):min(e.end, a + size)].sum() for a in range(e.start // size * size, e.end, size))
-            return most < .95 * marks[e.start:e.end].sum() - 1e-9
         spans = [e for c in cases for e in c.evidence]
-        assert (rate.cut, rate.n) == (sum(map(cut, spans)), len(spans))
+        assert (rate.cut, rate.n) == (sum(is_cut(marks, e, size) for e in spans), len(spans))

@@ -17,9 +17,9 @@ from .names import Measure
 from .projection import EvidenceIndex, Projection, reaches
 
 # %% auto #0
-__all__ = ['Places', 'Board', 'lay', 'overlay', 'Purse', 'taken']
+__all__ = ['Places', 'Board', 'lay', 'overlay', 'Purse', 'taken', 'running_cost']
 
-# %% ../../nbs/measures/01b_board.ipynb #76106a85
+# %% ../../nbs/measures/01b_board.ipynb #7bf40886
 @dataclass(frozen=True)
 class Places:
     """Where hits or chunks lie: document, start, end, their ids where they have some, their context where they have any."""
@@ -50,7 +50,8 @@ class Places:
 
 @dataclass
 class Board:
-    """Hits of many cases over their gold: hits by case and rank, pieces by case and place, pairs (piece, span) by span and place."""
+    """Hits of many cases over their gold: hits by case and rank, pieces by case and place, pairs (piece, span) by span and place;
+    `paid` holds tokens of each hit and up to it, once they are counted."""
 
     index: EvidenceIndex
     hits: Places
@@ -65,6 +66,7 @@ class Board:
     pair_low: np.ndarray
     covers: np.ndarray
     found_at: float
+    paid: tuple[np.ndarray, np.ndarray] | None = None
     ends: dict[tuple[int, str, bool], np.ndarray] = field(default_factory=dict)
 
     def per_case(self, case: np.ndarray, weight: np.ndarray | None = None) -> np.ndarray:
@@ -139,7 +141,7 @@ def _pieces(places: Places, index: EvidenceIndex, low: np.ndarray, high: np.ndar
     _, low2, high2 = index.axis.place(extra, "context of hits")
     return np.concatenate([np.arange(len(low)), owner]), np.concatenate([low, low2]), np.concatenate([high, high2])
 
-# %% ../../nbs/measures/01b_board.ipynb #9c5fb5c9
+# %% ../../nbs/measures/01b_board.ipynb #1ce80766
 @dataclass
 class Purse:
     """Tokens of hits: counted once per text, given counts first."""
@@ -173,12 +175,15 @@ def taken(b: Board, m: Measure, purse: Purse, exact: bool = True) -> np.ndarray:
     return b.ends[key]
 
 
+def running_cost(case: np.ndarray, cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of every hit, and those of its case up to and with it."""
+    total = np.cumsum(cost)
+    return cost, total - (total - cost)[np.searchsorted(case, case)] if len(cost) else total
+
+
 def _within_budget(b: Board, budget: int, purse: Purse, exact: bool) -> np.ndarray:
-    if (0, "tokens", True) not in b.ends: b.ends[(0, "tokens", True)] = purse.tokens(b.hits)
-    cost = b.ends[(0, "tokens", True)]
-    paid = np.cumsum(cost)
-    starts = np.searchsorted(b.case, b.case)
-    paid = paid - (paid - cost)[starts] if len(cost) else paid
+    if b.paid is None: b.paid = running_cost(b.case, purse.tokens(b.hits))
+    cost, paid = b.paid
     end = np.where(paid[b.piece_hit] <= budget, b.piece_high, b.piece_low)
     cut = (paid > budget) & (paid - cost < budget)
     if not exact: cut &= np.bincount(b.piece_hit[b.pair_piece], minlength=len(cost)) > 0
