@@ -72,13 +72,13 @@ def ink_before(text: str) -> np.ndarray:
     np.cumsum(~np.isin(codes, blank), out=count[1:])
     return count
 
-# %% ../../nbs/core/01_text.ipynb #ee578821
+# %% ../../nbs/core/01_text.ipynb #c9f0349b
 _DIGIT = {c: i for i, c in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2, "兩": 2}
 _SCALE = {"十": 10, "百": 100, "千": 1000}
 _UNITS = "个個天日周年月时時小分秒元块塊次米斤公千万萬度台件条條款级級倍折页頁章名位人岁歲季节節项項期批号號成半袋杯瓶支副点點"
 _D, _S = "零〇一二两兩三四五六七八九", "十百千万萬"
 _NUMERAL = re.compile(
-    rf"(?P<percent>百分之)?(?:[{_D[2:]}][{_D}{_S}]*[{_S}][{_D}{_S}]*|十[{_D[2:]}]|十(?!分(?!钟|鐘)|足)(?=[{_UNITS}])|[{_D}]+(?=[{_UNITS}])|(?<=第)[{_D}]+|(?<=百分之)[{_D}]+)")
+    rf"(?P<percent>百分之)?(?:[{_D[2:]}][{_D}{_S}]*[{_S}][{_D}{_S}]*|十[{_D[2:]}]|十(?!分(?!钟|鐘)|足)(?=[{_UNITS}])|(?!零件)[{_D}]+(?=[{_UNITS}])|(?<=第)[{_D}]+|(?<=百分之)[{_D}]+)")
 
 
 def chinese_number(numeral: str) -> int:

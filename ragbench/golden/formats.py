@@ -182,7 +182,7 @@ def _references(text: str, document: Document, where: str) -> tuple[Evidence, ..
             raise BadInput(where, f"reference {shown(content)} does not stand at {shown(start)}-{shown(end)} of {document.doc_id}.", "Offsets count code points, from 0.")
     return tuple(Evidence(document.doc_id, start, end, content, group=str(i + 1)) for i, (content, start, end) in enumerate(found))
 
-# %% ../../nbs/golden/03_formats.ipynb #a2c2bb06
+# %% ../../nbs/golden/03_formats.ipynb #efdef4df
 @bench_format("beir")
 def beir(base: Path, *, path: str, split: str | None = None, name: str | None = None, drop_self: bool = False) -> Bench:
     """Bench of corpus.jsonl, queries.jsonl and qrels.tsv (or qrels/<split>.tsv); `drop_self` leaves out judgements of the query itself."""
@@ -196,7 +196,7 @@ def beir(base: Path, *, path: str, split: str | None = None, name: str | None = 
     if drop_self: qrels = {q: {d: g for d, g in grades.items() if d != q} for q, grades in qrels.items()}
     cases = [Case(q, text, guess_lang(text), exhaustive=False, evidence=_judged(qrels[q], documents)) for q, (_, text) in queries.items() if max(qrels.get(q, {}).values(), default=0) > 0]
     left = len(qrels) - len(cases)
-    notes = ["Plain judgements of documents: relevant is grade 1 or more, grades are kept, no document is required.", *([f"{left} judged queries have no relevant document and are left out."] if left else [])]
+    notes = ["Plain judgements of documents: grade 1 or more is relevant, each relevant document its own required group and all alike (grade 3); grade 0 is judged irrelevant. Graded gain on the judgements themselves: evaluate the run file on the qrels.", *([f"{left} judged queries have no relevant document and are left out."] if left else [])]
     return make_bench(name or source.resolve().name, documents.values(), cases, notes, str(source))
 
 
@@ -248,7 +248,7 @@ def _qrels(path: Path, queries: Mapping[str, Any], documents: Mapping[str, Any])
 
 
 def _judged(grades: Mapping[str, int], documents: Mapping[str, Document]) -> tuple[Evidence, ...]:
-    return tuple(Evidence(d, 0, len(documents[d].text), grade=g, group=d, granularity="document") for d, g in grades.items())
+    return tuple(Evidence(d, 0, len(documents[d].text), grade=3 if g else 0, group=d, granularity="document") for d, g in grades.items() if documents[d].text.strip())
 
 # %% ../../nbs/golden/03_formats.ipynb #14f4005b
 @bench_format("ragbench")

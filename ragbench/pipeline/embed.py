@@ -65,14 +65,14 @@ def check_weights(files: Sequence[Path], expected: str, where: str) -> None:
     if found.hexdigest() != expected:
         raise BadInput(where, f"its weights have SHA-256 {found.hexdigest()[:12]}…, expected {expected[:12]}….", "Install the pinned version of the package.")
 
-# %% ../../nbs/pipeline/03_embed.ipynb #01019d26
+# %% ../../nbs/pipeline/03_embed.ipynb #72d3ba43
 SLOTS = 16
 
 
 def batch_tokens(tokens: int) -> int:
     """Tokens of the batch that a text of so many tokens goes into, filler included."""
     if tokens <= 64: return 256
-    if tokens <= 240: return 512
+    if tokens <= 480: return 1024
     return -(-(tokens + SLOTS) // 128) * 128
 
 
