@@ -184,7 +184,7 @@ _KINDS = {ast.Attribute: "attribute access", ast.Subscript: "an index", ast.Lamb
           ast.JoinedStr: "a formatted string", ast.BinOp: "this operator", ast.UnaryOp: "this operator", ast.Compare: "a comparison",
           ast.Dict: "a mapping", ast.ListComp: "a comprehension", ast.IfExp: "a condition", ast.Starred: "unpacking"}
 
-# %% ../../nbs/core/03_spec.ipynb #ff61763c
+# %% ../../nbs/core/03_spec.ipynb #6bd50d13
 T = TypeVar("T", bound=Callable[..., Any])
 
 
@@ -234,7 +234,7 @@ class Registry:
         """Register `part`; a name that another part holds is refused, the same part again replaces itself."""
         if not _BARE.fullmatch(name): raise BadInput(f"{self.kind} {shown(name)}", "is no name.", "Use letters, digits and _.")
         old = self.entries.get(name)
-        if old and (old.make.__module__, old.make.__qualname__) != (part.__module__, part.__qualname__):
+        if old and not _same_part(old.make, part):
             raise BadInput(f"{self.kind} {name!r}", f"is already registered by {old.make.__module__}.{old.make.__qualname__}.", "Choose another name.")
         params = tuple(inspect.signature(part).parameters.values())
         target = part.__init__ if inspect.isclass(part) else part
@@ -279,6 +279,12 @@ class Registry:
         try: return entry.make(*given, *positional, **{k: v for k, v in bound.args if k})
         except BadInput: raise
         except ValueError as error: raise BadInput(where, f"{error}.".replace("..", "."), f"Check {bound}.") from error
+
+
+def _same_part(a: Callable[..., Any], b: Callable[..., Any]) -> bool:
+    "Whether both are one definition; a notebook (`__main__`) and the module it exports define the same."
+    modules = {a.__module__, b.__module__}
+    return a.__qualname__ == b.__qualname__ and (len(modules) == 1 or "__main__" in modules)
 
 
 def _same(value: object, default: object) -> bool:
