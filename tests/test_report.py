@@ -15,6 +15,8 @@ HOSTILE = ("<script>window.pwned=1</script>", "<img src=x onerror=window.pwned=1
 
 FAKE = '''
 import numpy as np, pandas as pd
+from types import SimpleNamespace
+from ragbench.core.model import Actor, Case
 EVIL = {evil!r}
 CONFIGS = ["heading | hybrid >> ltr", "heading | hybrid", "fixed(size=200, overlap=40) | bm25", "页面 | dense"]
 TYPES = ["fact", "numeric", "multi_hop", "table", "conditional", "unanswerable", "permission", "版本冲突"]
@@ -26,14 +28,14 @@ TEXT_EN = "Goods with a quality defect may be returned within fifteen days of de
 class Results:
     primary = "EvidenceRecall@800t"
     notes = ["4 configurations were seen on the tune split; luck alone would have gained 0.021.", "12 cases have evidence by section only: the cut rate is undefined for them."]
-    manifest = {{"name": "chunk-ab", "bench": {{"name": "aftersales", "sha256": "9f2c4e…"}}, "split": "tune", "seed": 7, "versions": {{"ragbench": "0.1.0", "dataset": "1", "knowledge": "2026-08-01"}},
+    manifest = {{"design": {{"name": "chunk-ab", "split": "tune", "seed": 7}}, "bench": {{"name": "aftersales", "sha256": "9f2c4e…"}}, "versions": {{"ragbench": "0.1.0", "dataset": "1", "knowledge": "2026-08-01"}},
                 "environment": {{"python": "3.11", "numpy": "2.4"}}, "configs": [{{"config": c, "spec": c}} for c in CONFIGS]}}
 
     def __init__(self, evil=False):
         self.configs, self.types, self.text = CONFIGS, TYPES, TEXT
         if evil:
             self.configs, self.types, self.text = EVIL[:4], EVIL[2:], "退款".join(EVIL)
-            self.notes, self.manifest = list(EVIL), {{"name": EVIL[0], "bench": EVIL[1], **dict(zip(EVIL, EVIL))}}
+            self.notes, self.manifest = list(EVIL), {{"design": {{"name": EVIL[0]}}, "bench": {{"name": EVIL[1]}}, **dict(zip(EVIL, EVIL))}}
             self.primary = "MRR"
         self.evil = evil
 
@@ -71,7 +73,11 @@ class Results:
     def bad_cases(self, config=None, n=10):
         ask = [EVIL[i % len(EVIL)] for i in range(3)] if self.evil else ["签收8天的耳机质量故障能退款吗？", "Who pays for shipping when a defective headset goes back?", "定制商品可以七天无理由退货吗？"]
         ids = ask if self.evil else ["REFUND-028", "REFUND-031", "REFUND-044"]
-        return pd.DataFrame([dict(query_id=i, query=q, type=self.types[4], risk=r, config=self.configs[2], value=v, lost_at=l, actor="support_agent", answer=self.text) for i, q, r, v, l in zip(ids, ask, ("P0", "P1", "P2"), (0., .25, .5), ("intact", "candidates", "top"))])
+        return pd.DataFrame([dict(query_id=i, query=q, type=self.types[4], risk=r, config=self.configs[2], value=v, lost_at=l) for i, q, r, v, l in zip(ids, ask, ("P0", "P1", "P2"), (0., .25, .5), ("intact", "candidates", "top"))])
+
+    @property
+    def bench(self):
+        return SimpleNamespace(cases=[Case(q, q, actor=Actor(EVIL[1] if self.evil else "support_agent"), answer=self.text) for q in self.bad_cases()["query_id"]])
 
     def case_view(self, query_id, configs):
         tag = EVIL[0] if self.evil else "refund-v3:400-470"

@@ -16,8 +16,8 @@ if TYPE_CHECKING: import altair as alt
 
 # %% auto #0
 __all__ = ['UNDEFINED', 'PALETTE', 'SHAPES', 'FEW', 'visible', 'number', 'signed', 'interval', 'counted', 'leaderboard_chart',
-           'ranked', 'scoreboard', 'curve_chart', 'curve_table', 'heat_map', 'strata_table', 'latency_chart',
-           'differences_chart', 'chunking_chart']
+           'ranked', 'scoreboard', 'digest', 'by_measure', 'curve_chart', 'curve_table', 'heat_map', 'strata_table',
+           'latency_chart', 'differences_chart', 'chunking_chart']
 
 # %% ../../nbs/faces/01_charts.ipynb #8489a8de
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ufffe\uffff\ud800-\udfff\U000e0000-\U000e007f]")
@@ -55,7 +55,7 @@ def counted(name: str, values: pd.Series) -> str:
     low, high = int(known.min()), int(known.max())
     return f"{name} = {low:,}" if low == high else f"{name} = {low:,} to {high:,}"
 
-# %% ../../nbs/faces/01_charts.ipynb #97896103
+# %% ../../nbs/faces/01_charts.ipynb #0489c0d3
 PALETTE = ("#0072B2", "#D55E00", "#00916A", "#B5568F", "#A87400", "#3A9AD0", "#7A5CC0", "#7F7F7F")
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
 _FONT = '"Helvetica Neue", Arial, "Noto Sans CJK SC", "PingFang SC", "Microsoft YaHei", sans-serif'
@@ -83,7 +83,7 @@ def _tidy(frame: pd.DataFrame, texts: Sequence[str], numbers: Sequence[str]) -> 
 
 
 def _top(rows: pd.DataFrame, limit: int = len(PALETTE)) -> list[str]:
-    "Configurations that get a colour of their own: the best by mean, in order of appearance."
+    "The best configurations by mean, in order of appearance."
     best = rows.groupby("config", sort=False)["mean"].max().sort_values(ascending=False, kind="stable", na_position="last").index[:limit]
     return [c for c in dict.fromkeys(rows["config"]) if c in set(best)]
 
@@ -129,17 +129,18 @@ def ranked(frame: pd.DataFrame, measure: str) -> pd.DataFrame:
     rows = frame[frame["measure"] == measure]
     return rows.sort_values(["mean", "config"], ascending=[False, True], kind="stable", na_position="last").reset_index(drop=True)
 
-# %% ../../nbs/faces/01_charts.ipynb #960084b9
+# %% ../../nbs/faces/01_charts.ipynb #9d89d482
 def scoreboard(frame: pd.DataFrame, measures: Sequence[str] | None = None) -> pd.DataFrame:
-    """Configuration × measure, each cell `mean [low, high]`; n where it is below the largest of its column.
+    """Configuration × measure, best first by the first measure; cells `mean [low, high]`, with n where it is below the largest of its column.
 
     Parameters
     ----------
     frame : rows of `Results.leaderboard()`
     measures : columns in order; all of the frame by default
     """
-    wide: dict[str, dict[str, str]] = {c: {} for c in dict.fromkeys(frame["config"])}
-    for measure in measures or list(dict.fromkeys(frame["measure"])):
+    chosen = list(measures or dict.fromkeys(frame["measure"]))
+    wide: dict[str, dict[str, str]] = {c: {} for c in (ranked(frame, chosen[0])["config"] if chosen else ())}
+    for measure in chosen:
         rows = frame[frame["measure"] == measure]
         most = rows["n"].max()
         for r in rows.to_dict("records"):
@@ -151,7 +152,21 @@ def _cell(row: Mapping[Any, Any]) -> str:
     mean, bounds = number(row["mean"]), interval(row["low"], row["high"])
     return mean if UNDEFINED in (mean, bounds) else f"{mean} {bounds}"
 
-# %% ../../nbs/faces/01_charts.ipynb #a6ee56ce
+# %% ../../nbs/faces/01_charts.ipynb #8d11d6bc
+def digest(measures: Sequence[str], primary: str | None = None, limit: int = 6) -> list[str]:
+    """The primary measure, then one measure of each other family, at its middle cut-off; `limit` in all."""
+    families: dict[str, list[str]] = {}
+    for m in measures: families.setdefault(m.split("@")[0], []).append(m)
+    if primary: families.pop(primary.split("@")[0], None)
+    members = [[m for m in ms if not m.endswith("t")] or ms for ms in families.values()]
+    return (([primary] if primary else []) + [ms[len(ms) // 2] for ms in members])[:limit]
+
+
+def by_measure(frame: pd.DataFrame) -> pd.DataFrame:
+    """Measure × configuration, each cell `mean [low, high]`: the scoreboard on its side."""
+    return scoreboard(frame).set_index("config").T.reset_index(names="measure").rename_axis(columns=None) if len(frame) else frame
+
+# %% ../../nbs/faces/01_charts.ipynb #93e9df8f
 def curve_chart(frame: pd.DataFrame, measure: str, unit: str = "k") -> alt.LayerChart:
     """A measure over cut-offs or token budgets.
 
@@ -163,8 +178,8 @@ def curve_chart(frame: pd.DataFrame, measure: str, unit: str = "k") -> alt.Layer
     """
     import altair as alt
     rows = _tidy(frame, ["config"], ["k", "mean", "low", "high", "n", "floor"])
-    names = _top(rows)
-    rows = rows[rows["config"].isin(names)]
+    names, banded = _top(rows), _top(rows, 3)
+    rows = rows[rows["config"].isin(names)].assign(banded=rows["config"].isin(banded))
     axis = "tokens read, in rank order (log scale)" if unit == "t" else "hits read (k)"
     scale = alt.Scale(type="log", base=2, nice=False) if unit == "t" else alt.Scale(zero=False, nice=False)
     x = alt.X("k:Q", title=axis, scale=scale, axis=alt.Axis(values=sorted(set(rows["k"].dropna())), format="d", grid=False))
@@ -172,14 +187,15 @@ def curve_chart(frame: pd.DataFrame, measure: str, unit: str = "k") -> alt.Layer
     shape = alt.Shape("config:N", scale=alt.Scale(domain=names, range=list(SHAPES[:len(names)])))
     base = alt.Chart(rows).encode(x=x, color=colour)
     y = alt.Y("mean:Q", title=visible(measure), scale=alt.Scale(domain=[0, 1]))
-    band = base.mark_area(opacity=0.12).encode(y=alt.Y("low:Q", title=visible(measure)), y2="high:Q")
+    band = base.transform_filter("datum.banded").mark_area(opacity=0.12).encode(y=alt.Y("low:Q", title=visible(measure)), y2="high:Q")
     line = base.mark_line(strokeWidth=2.2).encode(y=y)
     dot = base.mark_point(filled=True, size=70, opacity=1).encode(
         y=y, shape=shape, tooltip=["config:N", alt.Tooltip("k:Q", title="tokens" if unit == "t" else "k"), alt.Tooltip("mean:Q", format=".3f"),
                                    alt.Tooltip("low:Q", format=".3f"), alt.Tooltip("high:Q", format=".3f"), "n:Q", alt.Tooltip("floor:Q", format=".3f")])
     layers = [band, line, dot]
     if rows["floor"].notna().any(): layers.insert(0, base.transform_filter("isValid(datum.floor)").mark_line(strokeDash=[4, 4], strokeWidth=1.3, opacity=0.8).encode(y="floor:Q"))
-    subtitle = f"Mean and 95 % interval; {counted('n', frame['n'])} cases" + ("; dashed: random chunks to the same budget" if len(layers) > 3 else "")
+    subtitle = f"Mean and 95 % interval{' of the best three' if len(names) > 3 else ''}; {counted('n', frame['n'])} cases"
+    if len(layers) > 3: subtitle += "; dashed: random chunks to the same budget" if unit == "t" else "; dashed: random ranking"
     return _styled(alt.layer(*layers).properties(width=_WIDTH, height=300), f"{measure} against {'token budget' if unit == 't' else 'cut-off'}", subtitle)
 
 # %% ../../nbs/faces/01_charts.ipynb #55862751
@@ -193,7 +209,7 @@ def curve_table(frame: pd.DataFrame, unit: str = "k") -> pd.DataFrame:
     table = pd.DataFrame(list(rows.values()))
     return table[[c for c in table if c != "n"] + ["n"]] if len(table) else table
 
-# %% ../../nbs/faces/01_charts.ipynb #49565e4b
+# %% ../../nbs/faces/01_charts.ipynb #e5ce2e20
 FEW = 20
 
 
@@ -211,14 +227,14 @@ def heat_map(frame: pd.DataFrame, measure: str, by: str = "type") -> alt.LayerCh
     rows["value"] = [number(m, 2) for m in rows["mean"]]
     rows["cases"] = [f"n={int(n)}" if n >= FEW else f"(n={int(n)})" for n in rows["n"].fillna(0)]
     rows["few"] = rows["n"].fillna(0) < FEW
-    order, strata = list(dict.fromkeys(rows["config"])), sorted(set(rows["stratum"]))
-    base = alt.Chart(rows).encode(x=alt.X("stratum:N", sort=strata, title=None, axis=alt.Axis(orient="top", labelAngle=-35 if len(strata) > 6 else 0, grid=False, domain=False, ticks=False)),
-                                  y=alt.Y("config:N", sort=order, title=None, axis=alt.Axis(grid=False, domain=False, ticks=False)))
+    order, strata = list(dict.fromkeys(rows["config"])), list(dict.fromkeys(rows["stratum"]))
+    base = alt.Chart(rows).encode(x=alt.X("stratum:N", sort=strata, title=None, scale=alt.Scale(paddingInner=0.06), axis=alt.Axis(orient="top", labelAngle=-35 if len(strata) > 6 else 0, grid=False, domain=False, ticks=False)),
+                                  y=alt.Y("config:N", sort=order, title=None, scale=alt.Scale(paddingInner=0.09), axis=alt.Axis(grid=False, domain=False, ticks=False, labelPadding=8)))
     ink = alt.condition("isValid(datum.mean) && datum.mean > 0.55", alt.value("#ffffff"), alt.value("#1d2430"))
     cell = base.mark_rect(cornerRadius=3).encode(
         color=alt.condition("isValid(datum.mean)", alt.Color("mean:Q", title=visible(measure), scale=alt.Scale(domain=[0, 1], range=["#e8f1f5", "#a5cadb", "#3a86a8", "#0b4560"], interpolate="rgb"), legend=alt.Legend(orient="bottom", gradientLength=220)), alt.value("#eceef1")),
         tooltip=["config:N", "stratum:N", alt.Tooltip("mean:Q", format=".3f"), alt.Tooltip("low:Q", format=".3f"), alt.Tooltip("high:Q", format=".3f"), "n:Q"])
-    few = base.transform_filter("datum.few").mark_rect(filled=False, stroke="#b56a00", strokeWidth=2, strokeDash=[5, 3], cornerRadius=3)
+    few = base.transform_filter("datum.few").mark_rect(filled=False, stroke="#b56a00", strokeWidth=1.4, strokeDash=[4, 3], cornerRadius=3)
     big = base.mark_text(dy=-6, fontSize=13, fontWeight=600).encode(text="value:N", color=ink)
     small = base.mark_text(dy=9, fontSize=10.5).encode(text="cases:N", color=ink)
     return _styled(alt.layer(cell, few, big, small).properties(width=alt.Step(76), height=alt.Step(44)), f"{measure} by {by}",
@@ -228,7 +244,7 @@ def heat_map(frame: pd.DataFrame, measure: str, by: str = "type") -> alt.LayerCh
 def strata_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Configuration × stratum, each cell `mean (n)`."""
     rows: dict[str, dict[str, str]] = {}
-    for r in frame.sort_values("stratum", kind="stable").to_dict("records"): rows.setdefault(r["config"], {})[str(r["stratum"])] = f"{number(r['mean'])} ({int(r['n'])})"
+    for r in frame.to_dict("records"): rows.setdefault(r["config"], {})[str(r["stratum"])] = f"{number(r['mean'])} ({int(r['n'])})"
     return pd.DataFrame([{"config": c, **rows[c]} for c in dict.fromkeys(frame["config"])])
 
 # %% ../../nbs/faces/01_charts.ipynb #ef444dc4
