@@ -84,7 +84,7 @@ class Graph:
             else: stack += [(key, True), *((k, False) for k in reversed(stage.inputs))]
         return found
 
-# %% ../../nbs/engine/02_graph.ipynb #5f5f9da2
+# %% ../../nbs/engine/02_graph.ipynb #d8c5f9fb
 @dataclass(frozen=True)
 class Failure:
     """A stage that could not be done: its own error, or the failed input it waited for."""
@@ -122,11 +122,13 @@ def execute(graph: Graph, store: Store, targets: Iterable[str], jobs: int | None
     Outcome; results are read back with `store.get`.
     """
     from dask.threaded import get
+    from threadpoolctl import threadpool_limits
     targets = list(targets)
     plan = graph.needed(store, targets)
     worker = _Worker(graph, store, len(plan), progress)
     tasks: dict[str, Any] = {k: (partial(worker.do, k), [] if cached else [i for i in graph.stages[k].inputs if i in plan]) for k, cached in plan.items()}
-    if tasks: get(tasks, targets, **({"num_workers": jobs} if jobs else {}))
+    with threadpool_limits(limits=1, user_api="blas"):      # Dask's threads are the parallelism; BLAS threads on top only fight for cores
+        if tasks: get(tasks, targets, **({"num_workers": jobs} if jobs else {}))
     order = {k: i for i, k in enumerate(plan)}
     for keys in (worker.outcome.ran, worker.outcome.cached): keys.sort(key=order.__getitem__)
     return worker.outcome

@@ -53,7 +53,7 @@ def frame_sha256(frame: pd.DataFrame) -> str:
 def _mix(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"): return (a ^ (b + np.uint64(0x9E3779B97F4A7C15) + (a << np.uint64(6)) + (a >> np.uint64(2)))) * np.uint64(0xBF58476D1CE4E5B9)
 
-# %% ../../nbs/engine/04a_runs.ipynb #ace8c50b
+# %% ../../nbs/engine/04a_runs.ipynb #0d44b144
 def write_run(folder: Path, frames: Mapping[str, pd.DataFrame], manifest: Mapping[str, Any]) -> None:
     """Write a run folder atomically; a report of equal results is kept."""
     partial = folder.with_name(f".partial-{os.getpid()}-{folder.name}")
@@ -63,7 +63,7 @@ def write_run(folder: Path, frames: Mapping[str, pd.DataFrame], manifest: Mappin
         for name, frame in frames.items(): (partial / f"{name}.parquet").write_bytes(frame_bytes(frame))
         (partial / "manifest.json").write_text(json.dumps(manifest, ensure_ascii=False, indent=1, sort_keys=True, allow_nan=False), encoding="utf-8")
         if folder.exists():
-            for kept in ("report.ipynb", "report.html"):
+            for kept in ("report.ipynb", "report.html", "report.key"):
                 if (folder / kept).exists(): shutil.copy2(folder / kept, partial / kept)
             old = folder.with_name(f".partial-{os.getpid()}-old-{folder.name}")
             os.replace(folder, old)

@@ -54,7 +54,7 @@ def _table(frame: pd.DataFrame, columns: Sequence[str]) -> str:
 def _say(text: str) -> None:
     typer.echo(text, err=True)
 
-# %% ../../nbs/faces/04_cli.ipynb #52d91392
+# %% ../../nbs/faces/04_cli.ipynb #daad393c
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
                   help="Measure a RAG system layer by layer, say which layer failed, and decide whether a change may be released.")
 dataset = typer.Typer(no_args_is_help=True, help="The golden set: validate, count, import.")
@@ -73,7 +73,7 @@ Jobs = Annotated[Optional[int], typer.Option("--jobs", min=1, help="Threads.")]
 def demo(out: Out = None, as_json: Json = False, jobs: Jobs = None, no_report: NoReport = False) -> None:
     """Run the bundled study end to end: bench, matrix, leaderboard, report."""
     from ragbench.faces.report import bundled
-    _run(bundled("demo.yaml"), [], out, as_json, jobs, no_report)
+    _run(bundled("experiments/demo.yaml"), [], out, as_json, jobs, no_report)
 
 
 @app.command()
@@ -84,9 +84,10 @@ def run(experiment: Path, settings: Set = None, out: Out = None, as_json: Json =
 
 def _run(path: Path, settings: Sequence[str], out: Path | None, as_json: bool, jobs: int | None, no_report: bool) -> None:
     from ragbench.engine.files import read_experiment
+    from ragbench.faces.report import current_report
     experiment = read_experiment(path, settings)
     with _Progress() as progress: results = experiment.run(out, jobs=jobs, progress=progress)
-    report = None if no_report else _report(results)
+    report = None if no_report else current_report(results.folder) or _report(results)
     _print_run(results, report, as_json)
     if results.manifest["failures"]: raise Incomplete("; ".join(f"{c}: {why}" for c, why in results.manifest["failures"].items()))
 

@@ -24,7 +24,7 @@ from .charts import visible
 from .fragments import text_html, vega_lite_version
 
 # %% auto #0
-__all__ = ['bundled', 'execute', 'render_html', 'write_report']
+__all__ = ['bundled', 'execute', 'render_html', 'write_report', 'current_report']
 
 # %% ../../nbs/faces/02_report.ipynb #231a323f
 def bundled(name: str) -> Path:
@@ -163,7 +163,7 @@ def _prose(source: str) -> str:
         if here.type == "heading_open": here.attrSet("id", _slug(following.content))
     return parser.renderer.render(tokens, parser.options, {})
 
-# %% ../../nbs/faces/02_report.ipynb #c791b37b
+# %% ../../nbs/faces/02_report.ipynb #94385189
 def write_report(run_folder: str | Path, notebook: str | Path | None = None, timeout: int = 600) -> Path:
     """Execute the report notebook on a run folder and write report.ipynb and report.html there.
 
@@ -189,4 +189,20 @@ def write_report(run_folder: str | Path, notebook: str | Path | None = None, tim
     page = render_html(done)
     write_atomically(folder / "report.ipynb", (nbformat.writes(done) + "\n").encode())
     write_atomically(folder / "report.html", page.encode())
+    if notebook is None: write_atomically(folder / "report.key", _key(folder).encode())
     return folder / "report.html"
+
+
+def current_report(run_folder: str | Path) -> Path | None:
+    """The report of a run folder when it is what `write_report` would make: same data, notebook, template and code; else None."""
+    folder = Path(run_folder).resolve()
+    page, key = folder / "report.html", folder / "report.key"
+    return page if page.is_file() and key.is_file() and key.read_text(encoding="utf-8") == _key(folder) else None
+
+
+def _key(folder: Path) -> str:
+    "Hash of all that a report is made of, and of the page itself."
+    package = Path(str(files("ragbench")))
+    made_of = [*sorted(folder.glob("*.parquet")), folder / "manifest.json", folder / "report.html", bundled("experiments/report.ipynb"),
+               *sorted(p for p in package.rglob("*") if p.suffix in (".py", ".j2", ".css", ".js") and "_bundled" not in p.parts)]
+    return hashlib.sha256(b"".join(hashlib.sha256(p.read_bytes()).digest() for p in made_of)).hexdigest()
