@@ -41,11 +41,11 @@ demo: .venv/run ## run the bundled study and write its report
 	ragbench demo
 
 test: .venv/test browser ## every notebook, and all tests but the slow ones
-	nbdev-test nbs --n_workers 2
+	nbdev-test nbs --n-workers 2
 	python -m pytest -n 2 -q -m "not slow" tests
 
 test-all: .venv/test browser ## the slow tests too
-	nbdev-test nbs --n_workers 2 --flags slow
+	nbdev-test nbs --n-workers 2 --flags slow
 	python -m pytest -n 2 -q tests
 
 check: .venv/test ## notebooks against modules, layers, lint, types, spelling

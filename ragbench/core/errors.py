@@ -11,7 +11,7 @@ from difflib import get_close_matches
 # %% auto #0
 __all__ = ['BadInput', 'Incomplete', 'did_you_mean', 'shown']
 
-# %% ../../nbs/core/00_errors.ipynb #c0f5fccb
+# %% ../../nbs/core/00_errors.ipynb #eb6e3180
 class BadInput(ValueError):
     """Input that a user can mend: one message with place, finding and remedy (exit code 2).
 
@@ -22,7 +22,7 @@ class BadInput(ValueError):
     remedy : what to do about it
     """
 
-    def __init__(self, where: str, what: str, remedy: str = ""):
+    def __init__(self, where: str, what: str, remedy: str = "") -> None:
         self.where, self.what, self.remedy = where, what, remedy
         super().__init__(f"{where}: {what}" + (f" {remedy}" if remedy else ""))
 

@@ -30,7 +30,7 @@ from ..pipeline.fuse import sources_of
 # %% auto #0
 __all__ = ['Results', 'compare']
 
-# %% ../../nbs/engine/06_results.ipynb #70a914d4
+# %% ../../nbs/engine/06_results.ipynb #728ecea9
 class Results:
     """Results of one run.
 
@@ -40,7 +40,7 @@ class Results:
     bench : the bench that was measured; loaded from the manifest's source when it is needed and not given
     """
 
-    def __init__(self, folder: str | Path, bench: Bench | None = None):
+    def __init__(self, folder: str | Path, bench: Bench | None = None) -> None:
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder)
         self._bench = bench
@@ -277,9 +277,11 @@ class Results:
         said = f"{self.best()} has the highest {self.main_measure}: {top['mean']:.3f} [{top['low']:.3f}, {top['high']:.3f}] over {top['n']} cases in {top['clusters']} clusters."
         if not self.primary: return said + " No primary measure was declared, so nothing is ranked."
         standing = self.standings()
-        best, play = [c for c, s in standing.items() if s == "best"], [c for c, s in standing.items() if s == "in_play"]
-        if best: return said + f" It beats every other configuration beyond noise ({len(standing) - 1} ruled out)."
-        return said + f" Still in play: {', '.join(play)}; {sum(s == 'ruled_out' for s in standing.values())} of {len(standing)} are ruled out."
+        beaten = [c for c, s in standing.items() if s == "ruled_out"]
+        if "best" in standing.values(): return said + f" It beats every other configuration beyond noise ({len(beaten)} ruled out)."
+        if len(standing) == 1: return said
+        out = f"; ruled out: {', '.join(beaten)}" if 0 < len(beaten) <= 4 else f"; {len(beaten)} are ruled out" if beaten else ""
+        return said + f" {len(standing) - len(beaten)} of {len(standing)} configurations are still in play{out}."
 
     # -- single cases
 

@@ -106,7 +106,7 @@ def chunk_records(frame: pd.DataFrame, texts: Mapping[str, str]) -> tuple[Chunk,
     return tuple(Chunk(r.chunk_id, r.doc_id, r.start, r.end, texts[r.doc_id][r.start:r.end], r.kind, tuple(json.loads(r.section)),
                        None if pd.isna(r.parent) else r.parent, tuple(map(tuple, json.loads(r.context)))) for r in frame.itertuples(index=False))
 
-# %% ../../nbs/engine/04_stages.ipynb #8faacfc5
+# %% ../../nbs/engine/04_stages.ipynb #fa324aac
 def search_frame(call: Call, corpus: Corpus, asked: CaseSet, queries: Queries, depth: int) -> pd.DataFrame:
     """Candidates of one source.
 
@@ -121,7 +121,7 @@ def search_frame(call: Call, corpus: Corpus, asked: CaseSet, queries: Queries, d
         at = np.array(indices, dtype=np.int32)
         part = search_source(call, corpus, rows, _take(queries, at), depth)
         found.append((at[part.query], part.chunk, part.score))
-    query, chunk, score = (np.concatenate(x) if found else np.empty(0) for x in (list(zip(*found)) or [[np.empty(0)]] * 3))
+    query, chunk, score = (np.concatenate([part[i] for part in found]) for i in range(3))
     order = np.argsort(query, kind="stable")
     return pd.DataFrame({"query": query[order].astype(np.int32), "chunk": chunk[order].astype(np.int32), "score": score[order].astype(np.float64)})
 
@@ -248,7 +248,7 @@ def case_frame(asked: CaseSet, bench: Bench) -> pd.DataFrame:
     return pd.DataFrame([(c.query_id, c.query, c.lang, c.type, c.risk, c.split, clusters[c.query_id], c.answerable) for c in asked.cases],
                         columns=["query_id", "query", "lang", "type", "risk", "split", "cluster", "answerable"])
 
-# %% ../../nbs/engine/04_stages.ipynb #f235a25b
+# %% ../../nbs/engine/04_stages.ipynb #dda6d13a
 def probe_frame(retriever: Call | Sum | Pipe, embedder: Call, corpus: Corpus, asked: CaseSet, depth: int, at_most: int = 50) -> pd.DataFrame:
     """Milliseconds of each stage for single queries of the largest view: query_id, stage, ms."""
     head = retriever.head if isinstance(retriever, Pipe) else retriever
@@ -274,7 +274,9 @@ def probe_frame(retriever: Call | Sum | Pipe, embedder: Call, corpus: Corpus, as
 
 
 class _Laps:
-    def __init__(self) -> None: self.laps, self.last = [], time.perf_counter()
+    def __init__(self) -> None:
+        self.laps: list[tuple[str, float]] = []
+        self.last = time.perf_counter()
 
     def __call__(self, stage: str) -> None:
         now = time.perf_counter()

@@ -26,7 +26,7 @@ from .tables import decode, folder_documents, make_bench, read_cells, table_benc
 
 # %% auto #0
 __all__ = ['Reader', 'FORMATS', 'bench_format', 'squad', 'spans', 'beir', 'ragbench', 'table', 'cases', 'autorag', 'ragas',
-           'bundled', 'load_bench', 'import_bench']
+           'bundled', 'find_bench', 'load_bench', 'import_bench']
 
 # %% ../../nbs/golden/03_formats.ipynb #06275215
 Reader = Callable[..., Bench]
@@ -307,12 +307,20 @@ def _records(source: Path, faults: list[Fault]) -> list[tuple[int, dict[str, Any
     if not isinstance(listed, list) or not all(isinstance(x, dict) for x in listed): raise BadInput(str(source), "holds no list of records.", 'Write [{"id": …}, …].')
     return list(enumerate(listed, 1))
 
-# %% ../../nbs/golden/03_formats.ipynb #9fa10825
+# %% ../../nbs/golden/03_formats.ipynb #4af6400a
 def bundled() -> dict[str, Path]:
     """Name -> folder of the benches that come with ragbench."""
     package = Path(str(files("ragbench")))
     found = [p for home in (package.parent / "data", package / "_bundled" / "data") if home.is_dir() for p in sorted(home.iterdir()) if (p / "bench.yaml").is_file()]
     return {p.name: p for p in found}
+
+
+def find_bench(source: str | Path) -> Path:
+    """Folder of a bench that is named by its path or, where it is a bundled one, by its name."""
+    known = bundled()
+    if str(source) in known: return known[str(source)]
+    if Path(source).is_dir(): return Path(source)
+    raise BadInput("bench", f"{shown(str(source))} is neither a folder nor a bundled bench.", did_you_mean(str(source), known) if known else "Give a folder with bench.yaml.")
 
 
 def load_bench(source: str | Path | Mapping[str, Any], base: str | Path = ".") -> Bench:
@@ -334,9 +342,7 @@ def load_bench(source: str | Path | Mapping[str, Any], base: str | Path = ".") -
         return FORMATS[name](base, **_options(name, {k: v for k, v in source.items() if k != "format"}))
     if not isinstance(source, (str, Path)) or not str(source).strip(): raise BadInput("bench", f"must be a folder, a name or a mapping, got {shown(source)}.", "Write bench: aftersales.")
     if (base / source).is_dir(): return load_bench_folder(base / source)
-    known = bundled()
-    if str(source) in known: return load_bench_folder(known[str(source)])
-    raise BadInput("bench", f"{shown(str(source))} is neither a folder nor a bundled bench.", did_you_mean(str(source), known) if known else "Give a folder with bench.yaml.")
+    return load_bench_folder(find_bench(source))
 
 
 def import_bench(source: str | Path | Mapping[str, Any], out: str | Path, base: str | Path = ".") -> Bench:

@@ -167,7 +167,7 @@ def features(fused: Fused, queries: Sequence[str], chunks: Sequence[Chunk], titl
         places.append(np.arange(rows.start, rows.start + top))
     return np.vstack(blocks), np.concatenate(places)
 
-# %% ../../nbs/pipeline/06_rerank.ipynb #8ff64b68
+# %% ../../nbs/pipeline/06_rerank.ipynb #fe9154f3
 @dataclass(frozen=True)
 class Linear:
     """A linear scorer, `(x - mean) / scale · weight`, and how many queries and pairs it was fitted on."""
@@ -247,7 +247,7 @@ def _pairs(Z: np.ndarray, y: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, 
 def _solve(differences: np.ndarray, weights: np.ndarray, seed: int) -> np.ndarray:
     "Weights of the penalised logistic regression without intercept; each pair stands in both directions."
     from sklearn.linear_model import LogisticRegression
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+    from threadpoolctl import threadpool_limits
     both, n = np.vstack([differences, -differences]), len(differences)
     model = LogisticRegression(C=_C, fit_intercept=False, solver="newton-cholesky", tol=1e-8, max_iter=200, random_state=seed)
     with _FITTING, threadpool_limits(1): model.fit(both, np.repeat([1, 0], n), sample_weight=np.tile(weights / 2, 2))
