@@ -27,7 +27,7 @@ __all__ = ['T', 'chunker', 'retriever', 'fusion', 'reranker', 'encoder', 'packer
 # %% ../../nbs/core/03_spec.ipynb #29ca727c
 _all_ = ["Call", "Expr", "Literal", "Pipe", "Sum", "expand_sweep", "is_name", "parse"]
 
-# %% ../../nbs/core/03_spec.ipynb #bfea27d5
+# %% ../../nbs/core/03_spec.ipynb #b8bd271f
 T = TypeVar("T", bound=Callable[..., Any])
 
 
@@ -96,6 +96,11 @@ class Registry:
         if name not in self.entries:
             raise BadInput(where, f"unknown {self.kind} {shown(name)}.", did_you_mean(name, self.entries))
         return self.entries[name]
+
+    def plugin_code(self, name: str) -> str:
+        """Source hash of a plugin's part; empty for a built-in one, which its module's version covers."""
+        entry = self.get(name)
+        return entry.code if entry.plugin else ""
 
     def bind(self, call: Call, where: str = "spec") -> Call:
         """Canonical form of a call: names checked, values checked against the signature, defaults left out.

@@ -84,7 +84,7 @@ class Graph:
             else: stack += [(key, True), *((k, False) for k in reversed(stage.inputs))]
         return found
 
-# %% ../../nbs/engine/02_graph.ipynb #b7b909ca
+# %% ../../nbs/engine/02_graph.ipynb #1af0e64d
 @dataclass(frozen=True)
 class Failure:
     """A stage that could not be done: its own error, or the failed input it waited for."""
@@ -102,6 +102,13 @@ class Outcome:
     cached: list[str] = field(default_factory=list)
     failures: dict[str, Failure] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, later: Outcome) -> None:
+        """Take in what a later execution did; a stage that ran before is not counted again as cached."""
+        self.cached += [k for k in later.cached if k not in self.seconds]
+        self.ran += later.ran
+        self.failures |= later.failures
+        self.seconds |= later.seconds
 
 
 Progress = Callable[[str, int, int], None]
