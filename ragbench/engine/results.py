@@ -27,7 +27,7 @@ from ..measures.names import parse_measure
 # %% auto #0
 __all__ = ['Results', 'compare']
 
-# %% ../../nbs/engine/06_results.ipynb #6e9dae65
+# %% ../../nbs/engine/06_results.ipynb #289f72be
 class Results:
     """Results of one run.
 
@@ -181,12 +181,7 @@ class Results:
 
     def _comparison_rows(self, wanted: Sequence[tuple[str, str, str]]) -> pd.DataFrame:
         family = stats.adjust_family([self.difference(a, b, m) for a, b, m in wanted])
-        rows = []
-        for (a, b, m), d in zip(wanted, family):
-            across = self.specs[a]["chunker"] != self.specs[b]["chunker"]
-            sentence = stats.comparison_sentence(d, m, a, b, across)
-            rows.append({"a": a, "b": b, "measure": m, **{k: v for k, v in asdict(d).items() if k != "method"}, "sentence": sentence})
-        return pd.DataFrame(rows)
+        return pd.DataFrame([_row(d, m, (a, b), self.specs[a]["chunker"] != self.specs[b]["chunker"]) for (a, b, m), d in zip(wanted, family)])
 
     def neighbours(self) -> list[tuple[str, str]]:
         """Pairs of configurations that differ by one step on one axis, in file order: A and B, B and C, C and D."""
@@ -359,6 +354,10 @@ def compare(a: Results, b: Results, measure: str | None = None, config_a: str | 
         chosen.append(name or run.configs[0])
     m = str(parse_measure(measure or a.main_measure))
     d = stats.paired(a.values(m)[chosen[0]].to_numpy(), b.values(m)[chosen[1]].to_numpy(), a._clusters, a.manifest["design"]["seed"])
-    across = a.specs[chosen[0]]["chunker"] != b.specs[chosen[1]]["chunker"]
-    row = {"a": chosen[0], "b": chosen[1], "measure": m, **{k: v for k, v in asdict(d).items() if k != "method"}, "sentence": stats.comparison_sentence(d, m, chosen[0], chosen[1], across)}
-    return pd.DataFrame([row])
+    return pd.DataFrame([_row(d, m, (chosen[0], chosen[1]), a.specs[chosen[0]]["chunker"] != b.specs[chosen[1]]["chunker"])])
+
+
+def _row(d: stats.Difference, measure: str, names: tuple[str, str], across_chunkers: bool) -> dict[str, Any]:
+    "One comparison as a row, with its sentence."
+    return {"a": names[0], "b": names[1], "measure": measure, **{k: v for k, v in asdict(d).items() if k not in ("method", "level")},
+            "sentence": stats.comparison_sentence(d, measure, *names, across_chunkers)}
