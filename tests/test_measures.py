@@ -352,6 +352,22 @@ def test_unreachable_groups_score_zero():
     assert p.groups["reachable"].tolist() == [True, False] and p.cut_rate().cut == p.cut_rate().unreachable == 1
 
 
+@pytest.mark.parametrize("blank", ["", " \n\u200b"])
+def test_a_relevant_document_without_text_is_unreachable(blank):
+    texts = {"d": TEXT, "lost": blank}
+    gold = [Evidence("lost", 0, len(blank), group="lost", granularity="document"), Evidence("d", 0, len(TEXT), group="d", granularity="document")]
+    cases = [Case("both", "?", evidence=tuple(gold)), Case("only", "?", evidence=(gold[0],)), Case("other", "?", evidence=(gold[1],))]
+    chunks = pd.DataFrame({"chunk_id": ["d:0"], "doc_id": "d", "start": 0, "end": len(TEXT)})
+    hits = pd.concat([chunks.assign(query_id=c.query_id, rank=1) for c in cases])
+    p = project(cases, chunks, texts)
+    assert p.groups["reachable"].tolist() == [False, True, False, True] and p.cut_rate().unreachable == 2
+    names = ["Recall@5", "EvidenceRecall@5", "EvidenceRecall@400t", "Complete@5", "Hit@5", "MRR@5", "AllRR@5"]
+    table = score_hits(cases, hits, texts, p, names).pivot(index="query_id", columns="measure", values="value")[names]
+    assert table.values.tolist() == [[.5, .5, .5, 0, 1, 1, 0], [0] * 7, [1] * 7]
+    assert (uniform_floor(cases, p, chunks, {c.query_id: ["d", "lost"] for c in cases}, texts, names, 7)["value"] == table.to_numpy().ravel()).all()
+    with pytest.raises(BadInput, match="'q' evidence: 0-.* of 'lost' holds nothing visible"): project([Case("q", "?", evidence=(Evidence("lost", 0, len(blank)),))], chunks, texts)
+
+
 def test_mrr_looks_for_core_evidence_first():
     gold = [Evidence("d", 0, 10, grade=2), Evidence("d", 11, 21, grade=3, group="2"), Evidence("d", 22, 32, grade=1, group="3")]
     assert by_hand(gold, WORDS, [WORDS[2], WORDS[0], WORDS[1]], ["MRR@5", "MRR(min_grade=2)@5", "MRR@2", "Recall@5", "Recall(min_grade=3)@2"]) == [1 / 3, 1 / 2, 0, 1, 0]

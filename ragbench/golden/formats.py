@@ -182,7 +182,7 @@ def _references(text: str, document: Document, where: str) -> tuple[Evidence, ..
             raise BadInput(where, f"reference {shown(content)} does not stand at {shown(start)}-{shown(end)} of {document.doc_id}.", "Offsets count code points, from 0.")
     return tuple(Evidence(document.doc_id, start, end, content, group=str(i + 1)) for i, (content, start, end) in enumerate(found))
 
-# %% ../../nbs/golden/03_formats.ipynb #efdef4df
+# %% ../../nbs/golden/03_formats.ipynb #0554aa5b
 @bench_format("beir")
 def beir(base: Path, *, path: str, split: str | None = None, name: str | None = None, drop_self: bool = False) -> Bench:
     """Bench of corpus.jsonl, queries.jsonl and qrels.tsv (or qrels/<split>.tsv); `drop_self` leaves out judgements of the query itself."""
@@ -248,7 +248,7 @@ def _qrels(path: Path, queries: Mapping[str, Any], documents: Mapping[str, Any])
 
 
 def _judged(grades: Mapping[str, int], documents: Mapping[str, Document]) -> tuple[Evidence, ...]:
-    return tuple(Evidence(d, 0, len(documents[d].text), grade=3 if g else 0, group=d, granularity="document") for d, g in grades.items() if documents[d].text.strip())
+    return tuple(Evidence(d, 0, len(documents[d].text), grade=3 if g else 0, group=d, granularity="document") for d, g in grades.items())
 
 # %% ../../nbs/golden/03_formats.ipynb #14f4005b
 @bench_format("ragbench")

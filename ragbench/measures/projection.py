@@ -67,7 +67,7 @@ def finest(evidence: Sequence[Evidence]) -> list[Evidence]:
     told = {e.group for e in kept if (e.group, e.alt) not in open_alts}
     return [e for e in kept if e.group not in told]
 
-# %% ../../nbs/measures/01a_projection.ipynb #a2d87380
+# %% ../../nbs/measures/01a_projection.ipynb #fae578b3
 @dataclass(frozen=True)
 class EvidenceIndex:
     """Gold of many cases: spans (case, group, alternative, grade, coarse, low, high), alternatives, groups."""
@@ -87,7 +87,7 @@ class EvidenceIndex:
 
     @classmethod
     def of(cls, cases: Sequence[Case], axis: Axis) -> EvidenceIndex:
-        """The gold of some cases; BadInput names a case whose evidence lies outside its document or holds nothing visible."""
+        """The gold of some cases; BadInput names a case whose evidence lies outside its document, or whose quote holds nothing visible."""
         queries = tuple(c.query_id for c in cases)
         if len(set(queries)) < len(queries): raise BadInput("cases", f"{shown(next(q for q in queries if queries.count(q) > 1))} stands twice.", "Give each case its own query_id.")
         group_of: dict[tuple[int, str, int], int] = {}
@@ -124,7 +124,7 @@ def _place(spans: list[tuple[int, Evidence]], axis: Axis, queries: Sequence[str]
     except BadInput as fault:
         row = int(fault.where.split()[-1])
         raise BadInput(f"case {shown(queries[spans[row][0]])} evidence", fault.what, fault.remedy) from None
-    empty = np.flatnonzero(high <= low)
+    empty = np.flatnonzero((high <= low) & np.array([e.granularity == "quote" for _, e in spans], bool))
     if len(empty):
         i, e = spans[empty[0]]
         raise BadInput(f"case {shown(queries[i])} evidence", f"{e.start}-{e.end} of {shown(e.doc_id)} holds nothing visible.", "Mark the words that answer.")

@@ -31,7 +31,7 @@ __all__ = ['FEW_CLUSTERS', 'NAMED_FROM', 'Difference', 'paired', 'adjust_family'
 _all_ = ['Interval', 'Percentiles', 'benjamini_hochberg', 'cases_needed', 'clusters_of', 'holm', 'mcnemar_power', 'mean_interval',
          'minimum_detectable', 'one_sided_bound', 'pair_ps', 'percentiles']
 
-# %% ../../nbs/measures/03_stats.ipynb #b14516e2
+# %% ../../nbs/measures/03_stats.ipynb #af1dab21
 @dataclass(frozen=True, slots=True)
 class Difference:
     """B against A on the cases where both are defined: `difference` = `value_b` − `value_a`, and `better` means that B is.
@@ -137,8 +137,8 @@ def paired(a: Any, b: Any, clusters: Labels, seed: int = 7, level: float = 0.95)
     if verdict not in ("better", "worse"): low, high = min(low, 0.0), max(high, 0.0)
     if min(a.min(), b.min()) >= 0 and max(a.max(), b.max()) <= 1:
         low, high, smallest = max(low, -1.0), min(high, 1.0), smallest if smallest <= 1 else math.nan
-    return Difference(math.fsum(a) / n, math.fsum(b) / n, difference, float(min(low, difference)), float(max(high, difference)), p, p,
-                      win, n - win - loss, loss, n, groups, smallest, verdict, method, dropped, level)
+    return Difference(math.fsum(a) / n, math.fsum(b) / n, difference, float(min(low, difference)) + 0.0, float(max(high, difference)) + 0.0, p, p,
+                      win, n - win - loss, loss, n, groups, float(smallest), verdict, method, dropped, level)
 
 # %% ../../nbs/measures/03_stats.ipynb #befbbaaf
 def adjust_family(differences: Sequence[Difference]) -> list[Difference]:
