@@ -93,6 +93,9 @@ class Results:
         return pd.DataFrame([dict(a=c, b=best, measure=self.primary, difference=d, low=d - .06, high=d + .06, p=p, p_adjusted=min(1, 3 * p), win=int(9 + 90 * d), tie=90, loss=7, n=120, clusters=44, verdict=v,
                                   sentence=f"{{best}} against {{c}}: {{d:+.3f}} [{{d - .06:+.3f}}, {{d + .06:+.3f}}], {{v}}.") for c, d, p, v in zip(self.configs[1:], (.03, .19, .26), (.21, .0002, .00001), ("inconclusive", "better", "better"))])
 
+    def orders(self, family="EvidenceRecall"):
+        return pd.DataFrame(dict(measure=[family + "@5", family + "@800t"], order=[" > ".join(self.configs), " > ".join(reversed(self.configs))], means="0.800 > 0.700"))
+
     def chunking(self):
         return pd.DataFrame(dict(chunker=["fixed(size=200, overlap=40)", "heading(max_size=400)", self.configs[3] if self.evil else "page"], chunks=[812, 377, 120], mean_tokens=[96., 171., 402.], evidence_cut_rate=[.31, .04, .01], cut=[46, 6, 1], groups=[148] * 3))
 '''
