@@ -41,17 +41,18 @@ def tokenise(text: str) -> list[str]:
             if len(word) > 1: tokens.extend(word)
     return tokens
 
-# %% ../../nbs/pipeline/04_retrieve.ipynb #9b9ce640
+# %% ../../nbs/pipeline/04_retrieve.ipynb #011fe4e8
 Tokens = tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Chunks sorted by chunk_id, their tokens, and their unit vectors where a dense source needs them."""
+    """Chunks sorted by chunk_id, their tokens, their unit vectors where a dense source needs them, and how many documents have no chunk."""
 
     chunks: tuple[Chunk, ...]
     tokens: tuple[Tokens, ...] = ()
     vectors: np.ndarray | None = None
+    empty: int = 0
 
     def __post_init__(self) -> None:
         n = len(self.chunks)
@@ -63,7 +64,7 @@ class Corpus:
         """The corpus of these rows alone; they must rise."""
         at = rows.tolist()
         return Corpus(tuple(self.chunks[i] for i in at), tuple(self.tokens[i] for i in at) if self.tokens else (),
-                      None if self.vectors is None else np.ascontiguousarray(self.vectors[rows], dtype=np.float32))
+                      None if self.vectors is None else np.ascontiguousarray(self.vectors[rows], dtype=np.float32), self.empty)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +153,7 @@ def _hits(view: Corpus, found: Candidates) -> list[Hit]:
     "Hits of a single query."
     return [Hit("", view.chunks[row].chunk_id, rank, score) for rank, (row, score) in enumerate(zip(found.chunk.tolist(), found.score.tolist()), 1)]
 
-# %% ../../nbs/pipeline/04_retrieve.ipynb #ff13e537
+# %% ../../nbs/pipeline/04_retrieve.ipynb #5e9e7221
 @retriever("bm25")
 class BM25:
     """Lexical search, Lucene's BM25: `k1` bounds the gain of repeated terms, `b` the weight of length.
@@ -182,16 +183,16 @@ class BM25:
     def search_view(self, view: Corpus, queries: Queries, depth: int) -> Candidates:
         """Candidates of all queries; statistics come from the view alone."""
         if len(view.tokens) != len(view.chunks) or len(queries.tokens) != len(queries): raise BadInput("bm25", "chunks or queries have no tokens.", "Tokenise them first.")
-        if self.view is not view: self.view, self.model = view, self._model(view.tokens)
+        if self.view is not view: self.view, self.model = view, self._model(view.tokens, view.empty)
         return Candidates.of((q, *self._ranked(self.model, tokens, depth)) for q, tokens in enumerate(queries.tokens))
 
-    def _model(self, tokens: Sequence[Tokens]) -> Any:
+    def _model(self, tokens: Sequence[Tokens], empty: int = 0) -> Any:
         "A bm25s index, or None when there is no token at all; ids in sorted order, so that no hash seed matters."
         import bm25s
         vocabulary = {t: i for i, t in enumerate(sorted({t for doc in tokens for t in doc}))}
         if not vocabulary: return None
         model = bm25s.BM25(k1=self.k1, b=self.b, method="lucene", backend="numpy")
-        model.index(([[vocabulary[t] for t in doc] for doc in tokens], vocabulary), create_empty_token=False, show_progress=False)
+        model.index(([[vocabulary[t] for t in doc] for doc in (*tokens, *[()] * empty)], vocabulary), create_empty_token=False, show_progress=False)
         return model
 
     def _ranked(self, model: Any, tokens: Sequence[str], depth: int) -> tuple[np.ndarray, np.ndarray]:
