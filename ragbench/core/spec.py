@@ -185,7 +185,7 @@ packer = Registry("context")
 measure = Registry("measure", skip=1)
 REGISTRIES = {r.kind: r for r in (chunker, retriever, fusion, reranker, encoder, packer, measure)}
 
-# %% ../../nbs/core/03_spec.ipynb #3ce6ce5a
+# %% ../../nbs/core/03_spec.ipynb #84d34263
 def load_plugins(files: list[str], folder: str | Path = ".") -> list[str]:
     """Run the user's plugin files, so that their decorators register parts.
 
@@ -209,8 +209,8 @@ def load_plugins(files: list[str], folder: str | Path = ".") -> list[str]:
         if found is None or found.loader is None: raise BadInput(f"plugins {name}", "is no Python file.", "Name a .py file.")
         sys.modules[module] = importlib.util.module_from_spec(found)
         try: found.loader.exec_module(sys.modules[module])
-        except BadInput: raise
-        except Exception as error: raise BadInput(f"plugins {name}", f"fails while it runs: {type(error).__name__}: {error}.", "Mend the file.") from error
+        except BadInput as error: raise BadInput(f"plugins {name}, {error.where}", error.what, error.remedy) from error
+        except (Exception, SystemExit) as error: raise BadInput(f"plugins {name}", f"fails while it runs: {type(error).__name__}: {error}.", "Mend the file.") from error
     return [f"{r.kind}:{e.name}" for r in REGISTRIES.values() for e in r.entries.values() if e.plugin]
 
 # %% ../../nbs/core/03_spec.ipynb #974500b0

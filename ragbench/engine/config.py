@@ -149,7 +149,7 @@ def _axis(name: str, values: Any) -> list[tuple[str, Any]]:
     if not pairs: raise BadInput(where, "has no values.", "Give at least one.")
     return pairs
 
-# %% ../../nbs/engine/03_config.ipynb #76fd14ec
+# %% ../../nbs/engine/03_config.ipynb #d9669454
 MEASURES = ("EvidenceRecall", "Complete", "Recall", "Hit", "Precision", "MRR", "nDCG", "EvidencenDCG", "EvidencePrecision", "Redundancy")
 
 
@@ -174,12 +174,15 @@ class Design:
         """
         if not self.name or not all(c.isalnum() or c in "-_." for c in self.name) or self.name.startswith("."):
             raise BadInput("name", f"{shown(self.name)} is no folder name.", "Use letters, digits, - and _.")
+        if len(self.name.encode()) > 120: raise BadInput("name", f"has {len(self.name.encode())} bytes; at most 120 are read.", "Shorten it.")
         if self.split not in (*SPLITS, "all"): raise BadInput("split", f"unknown split {shown(self.split)}.", did_you_mean(str(self.split), [*SPLITS, "all"]))
         for key in ("cutoffs", "budgets"):
             values = getattr(self, key)
             if not all(type(v) is int and v >= 1 for v in values): raise BadInput(key, f"must be whole numbers >= 1, got {shown(values)}.", "Mend the list.")
         if type(self.seed) is not int or self.seed < 0: raise BadInput("seed", f"must be a whole number >= 0, got {shown(self.seed)}.", "Mend the value.")
         self.expanded()
+        meant = expand([self.primary], self.cutoffs, self.budgets) if self.primary else ()
+        if len(meant) > 1: raise BadInput("primary", f"{shown(str(self.primary))} names {len(meant)} measures.", f"Write one of them, such as {meant[0]}.")
         return self
 
     def expanded(self) -> tuple[Measure, ...]:

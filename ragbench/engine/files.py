@@ -22,15 +22,20 @@ from ..golden.formats import load_bench
 # %% auto #0
 __all__ = ['KEYS', 'read_yaml', 'override', 'read_experiment']
 
-# %% ../../nbs/engine/08_files.ipynb #3ad43b3e
+# %% ../../nbs/engine/08_files.ipynb #686e6387
 class _Strict(yaml.SafeLoader):
-    "Safe YAML that refuses a repeated key."
+    "Safe YAML that refuses aliases and a repeated key."
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent): raise yaml.MarkedYAMLError(problem="an alias; write the value out", problem_mark=self.peek_event().start_mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
-            if isinstance(key, Hashable) and key in seen: raise yaml.MarkedYAMLError(problem=f"the key {shown(key)} stands twice", problem_mark=key_node.start_mark)
+            if not isinstance(key, Hashable): raise yaml.MarkedYAMLError(problem="a key that is no text", problem_mark=key_node.start_mark)
+            if key in seen: raise yaml.MarkedYAMLError(problem=f"the key {shown(key)} stands twice", problem_mark=key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
@@ -43,16 +48,21 @@ def read_yaml(path: str | Path) -> Any:
     BadInput : missing, not UTF-8, too large, or not YAML, with the line
     """
     path = Path(path)
-    try: raw = path.read_bytes()
+    try:
+        with path.open("rb") as file: raw = file.read(_MOST + 1)
     except OSError as error: raise BadInput(str(path), f"cannot be read ({error.strerror}).", "Check the path.") from None
-    if len(raw) > 1_000_000: raise BadInput(str(path), f"has {len(raw):,} bytes; at most 1,000,000 are read.", "Is this the right file?")
+    if len(raw) > _MOST: raise BadInput(str(path), f"has more than {_MOST:,} bytes.", "Is this the right file?")
     text = canonical_text(raw, str(path))
     try: return yaml.load(text, _Strict)  # noqa: S506  (a SafeLoader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        raise BadInput(f"{path} line {mark.line + 1}" if mark else str(path), f"is no valid YAML ({getattr(error, 'problem', None) or type(error).__name__}).", "Mend the file.") from None
+    except _ODD_YAML as error:
+        mark, why = getattr(error, "problem_mark", None), getattr(error, "problem", None) or getattr(error, "reason", None) or type(error).__name__
+        raise BadInput(f"{path} line {mark.line + 1}" if mark else str(path), f"is no valid YAML ({why}).", "Mend the file.") from None
 
-# %% ../../nbs/engine/08_files.ipynb #9b9b2fa1
+
+_MOST = 1_000_000
+_ODD_YAML = (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError, TypeError)     # what the loader lets through for an odd tag
+
+# %% ../../nbs/engine/08_files.ipynb #d44aed8e
 def override(content: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     """A copy of an experiment's content with `KEY=VALUE` settings applied; keys may be dotted."""
     result = _copy(content)
@@ -65,7 +75,7 @@ def override(content: Mapping[str, Any], settings: Sequence[str]) -> dict[str, A
             if isinstance(at, dict): at = at.setdefault(name, {})
             if not isinstance(at, dict): raise BadInput(f"-p {shown(setting)}", f"{name} is no mapping.", "Check the key.")
         try: at[last] = yaml.load(value, _Strict)  # noqa: S506
-        except (yaml.YAMLError, ValueError, RecursionError): raise BadInput(f"-p {shown(setting)}", "the value is no valid YAML.", "Quote it.") from None
+        except _ODD_YAML: raise BadInput(f"-p {shown(setting)}", "the value is no valid YAML.", "Quote it.") from None
     return result
 
 
@@ -73,7 +83,7 @@ def _copy(value: Any) -> Any:
     if isinstance(value, Mapping): return {k: _copy(v) for k, v in value.items()}
     return [_copy(v) for v in value] if isinstance(value, list) else value
 
-# %% ../../nbs/engine/08_files.ipynb #aa01e988
+# %% ../../nbs/engine/08_files.ipynb #768c6c2d
 KEYS = ("name", "bench", "split", "plugins", "base", "matrix", "cutoffs", "budgets", "primary", "measures", "seed")
 _LATER = {"systems": "recorded systems", "gate": "release gates"}
 
@@ -95,7 +105,7 @@ def read_experiment(path: str | Path, settings: Sequence[str] = ()) -> Experimen
     if not isinstance(content, Mapping): raise BadInput(str(path), "is no mapping.", f"It needs the keys {', '.join(KEYS[:2])} and matrix.")
     try: return _experiment(override(content, settings), path)
     except BadInput as error:
-        if error.where.startswith((str(path), "plugins")): raise
+        if error.where.startswith(str(path)): raise
         raise BadInput(f"{path} {error.where}", error.what, error.remedy) from error
 
 
@@ -107,6 +117,8 @@ def _experiment(content: dict[str, Any], path: Path) -> Experiment:
         if not content.get(key): raise BadInput(key, "is missing or empty.", "An experiment needs name, bench and matrix.")
     for key in ("matrix", "base"): _typed(content, key, Mapping)
     for key in ("cutoffs", "budgets", "measures", "plugins"): _typed(content, key, list)
+    for name in content.get("plugins") or []:
+        if not isinstance(name, str): raise BadInput("plugins", f"{shown(name)} is no file name.", "Write plugins: [my_chunkers.py].")
     load_plugins(content.get("plugins") or [], path.parent)
     defaults = load_settings()
     base = {"embedder": defaults.embedder, "depth": defaults.depth, "k": defaults.k, **(content.get("base") or {})}

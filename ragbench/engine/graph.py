@@ -112,7 +112,7 @@ class Graph:
             else: stack += [(key, True), *((k, False) for k in reversed(stage.inputs))]
         return found
 
-# %% ../../nbs/engine/02_graph.ipynb #1af0e64d
+# %% ../../nbs/engine/02_graph.ipynb #3889fdd8
 @dataclass(frozen=True)
 class Failure:
     """A stage that could not be done: its own error, or the failed input it waited for."""
@@ -177,7 +177,7 @@ class _Worker:
     def do(self, key: str, _inputs: list[Any]) -> str:
         stage, started = self.graph.stages[key], time.perf_counter()
         try: ran = self.make(stage)
-        except Exception as error: self.note(stage, self.outcome.failures, Failure(stage.name, stage.label, error), started)
+        except (Exception, SystemExit) as error: self.note(stage, self.outcome.failures, Failure(stage.name, stage.label, error), started)
         else: self.note(stage, self.outcome.ran if ran else self.outcome.cached, None, started)
         return key
 

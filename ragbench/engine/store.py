@@ -22,9 +22,9 @@ from ..core.errors import BadInput
 from ..core.text import canonical_json
 
 # %% auto #0
-__all__ = ['Result', 'write_atomically', 'writable_folder', 'to_bytes', 'frame_bytes', 'from_file', 'Store']
+__all__ = ['Result', 'write_atomically', 'writable_folder', 'remove_partials', 'to_bytes', 'frame_bytes', 'from_file', 'Store']
 
-# %% ../../nbs/engine/01_store.ipynb #a5da8d24
+# %% ../../nbs/engine/01_store.ipynb #9ab23559
 _TEMPORARY = ".partial-"
 
 
@@ -39,20 +39,32 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def writable_folder(path: str | Path, where: str) -> Path:
-    """Make a folder and prove that files can be written in it.
+    """Prove that a folder is there, or can be made, and that files can be written in it; nothing is left behind.
 
     Raises
     ------
     BadInput : it is no folder, or it cannot be written
     """
-    folder = Path(path)
-    probe = folder / f"{_TEMPORARY}{os.getpid()}-probe"
+    folder = there = Path(path)
+    while not os.path.lexists(there): there = there.parent
+    probe = there / f"{_TEMPORARY}{os.getpid()}-probe"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error: raise BadInput(where, f"{folder} cannot be written ({error.strerror}).", "Name another folder.") from None
     return folder
+
+
+def remove_partials(root: Path) -> int:
+    """Remove what killed processes left under temporary names; returns how many files and folders."""
+    left = [p for p in root.rglob(f"{_TEMPORARY}*") if not _alive(p.name)] if root.is_dir() else []
+    for p in left: shutil.rmtree(p, ignore_errors=True) if p.is_dir() else p.unlink(missing_ok=True)
+    return len(left)
+
+
+def _alive(name: str) -> bool:
+    pid = name.removeprefix(_TEMPORARY).split("-")[0]
+    return pid.isdigit() and Path(f"/proc/{pid}").exists() and int(pid) != os.getpid()
 
 # %% ../../nbs/engine/01_store.ipynb #7a556a82
 Result: TypeAlias = pd.DataFrame | np.ndarray | dict | list
@@ -88,13 +100,13 @@ def from_file(path: Path, data: bytes | None = None) -> Result:
     if path.suffix == ".npy": return np.load(path, mmap_mode="r", allow_pickle=False)
     return json.loads((path.read_bytes() if data is None else data).decode("utf-8", "surrogatepass"))
 
-# %% ../../nbs/engine/01_store.ipynb #63c1b3f4
+# %% ../../nbs/engine/01_store.ipynb #ca80522b
 class Store:
     """Results by stage and key under one folder.
 
     Parameters
     ----------
-    root : folder of the cache; made when missing
+    root : folder of the cache; made when something is kept
 
     Raises
     ------
@@ -154,18 +166,11 @@ class Store:
 
     def sweep(self) -> int:
         """Remove temporary files of processes that are gone; returns how many."""
-        left = [p for p in self.root.rglob(f"{_TEMPORARY}*") if not _alive(p.name)]
-        for p in left: p.unlink(missing_ok=True)
-        return len(left)
+        return remove_partials(self.root)
 
     def clear(self) -> int:
         """Remove every result; returns the bytes freed."""
         freed = sum(self.size().values())
-        for p in sorted(self.root.iterdir()):
+        for p in sorted(self.root.iterdir()) if self.root.is_dir() else ():
             if p.is_dir(): shutil.rmtree(p)
         return freed
-
-
-def _alive(name: str) -> bool:
-    pid = name.removeprefix(_TEMPORARY).split("-")[0]
-    return pid.isdigit() and Path(f"/proc/{pid}").exists() and int(pid) != os.getpid()

@@ -55,7 +55,7 @@ def _table(frame: pd.DataFrame, columns: Sequence[str]) -> str:
 def _say(text: str) -> None:
     typer.echo(text, err=True)
 
-# %% ../../nbs/faces/04_cli.ipynb #0c48790c
+# %% ../../nbs/faces/04_cli.ipynb #5ecbe693
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
                   help="Measure a RAG system layer by layer, say which layer failed, and decide whether a change may be released.")
 dataset = typer.Typer(no_args_is_help=True, help="The golden set: validate, count, import.")
@@ -149,7 +149,8 @@ def report(run_folder: Path, as_json: Json = False) -> None:
 
 
 @app.command()
-def chunk(file: Path, chunker: Annotated[str, typer.Option("--chunker", help="Such as fixed(size=200, overlap=40).")], encoding: str = "utf-8") -> None:
+def chunk(file: Path, chunker: Annotated[str, typer.Option("--chunker", help="Such as fixed(size=200, overlap=40).")], encoding: str = "utf-8",
+          _as_json: Annotated[bool, typer.Option("--json", help="JSON lines, as without it.")] = True) -> None:
     """Chunks of one file, as JSON lines."""
     from ragbench.core.spec import canonical, chunker as chunkers
     from ragbench.golden.parse import parse_file
@@ -276,7 +277,7 @@ def _lab_command(notebook: Path, port: int | None, no_browser: bool) -> list[str
     served = ([f"--ServerApp.port={port}", "--ServerApp.port_retries=0"] if port else []) + (["--no-browser"] if no_browser else []) + (["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else [])
     return [sys.executable, "-P", "-m", "jupyterlab", *quiet, *served, str(notebook)]
 
-# %% ../../nbs/faces/04_cli.ipynb #b9430575
+# %% ../../nbs/faces/04_cli.ipynb #46ce0811
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `ragbench`: runs a verb and exits with its code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -291,11 +292,12 @@ def _invoke(words: list[str], debug: bool) -> int:
             typer.echo(ragbench.__version__)
             return 0
         done = app(words, standalone_mode=False)
-        return done if isinstance(done, int) else 0
-    except BrokenPipeError:
+        return _cancelled(debug) if done == _INTERRUPTED else done if isinstance(done, int) else 0
+    except (BrokenPipeError, SystemExit) as left:             # typer turns a closed pipe into an exit with 1
+        if not isinstance(left if isinstance(left, OSError) else left.__context__, BrokenPipeError): raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (typer.Abort, KeyboardInterrupt): return _fail("cancelled; what is done is kept.", 4, debug)
+    except (typer.Abort, KeyboardInterrupt): return _cancelled(debug)
     except typer.Exit as done: return done.exit_code
     except _USAGE as error: return _fail(_usage(error), 2, debug)
     except BadInput as error: return _fail(str(error), 2, debug)
@@ -304,6 +306,7 @@ def _invoke(words: list[str], debug: bool) -> int:
     except Exception as error: return _fail(f"unexpected {type(error).__name__}: {error}. Run again with --debug and report it.", 4, debug)
 
 
+_INTERRUPTED = 130                                             # what typer makes of Ctrl-C
 _USAGE: type[Any] = typer.BadParameter.__mro__[2]             # ClickException, wherever this typer keeps it
 
 
@@ -319,7 +322,11 @@ def _log_warnings() -> None:
     logging.basicConfig(handlers=[handler], format="%(levelname)s %(name)s: %(message)s")
 
 
+def _cancelled(debug: bool) -> int:
+    return _fail("cancelled; what is done is kept.", 4, debug)
+
+
 def _fail(message: str, code: int, debug: bool) -> int:
-    if debug: traceback.print_exc()
+    if debug and sys.exc_info()[0]: traceback.print_exc()
     _say(f"ragbench: {message}")
     return code

@@ -307,7 +307,7 @@ def _records(source: Path, faults: list[Fault]) -> list[tuple[int, dict[str, Any
     if not isinstance(listed, list) or not all(isinstance(x, dict) for x in listed): raise BadInput(str(source), "holds no list of records.", 'Write [{"id": …}, …].')
     return list(enumerate(listed, 1))
 
-# %% ../../nbs/golden/03_formats.ipynb #4af6400a
+# %% ../../nbs/golden/03_formats.ipynb #bd0b1739
 def bundled() -> dict[str, Path]:
     """Name -> folder of the benches that come with ragbench."""
     package = Path(str(files("ragbench")))
@@ -338,7 +338,7 @@ def load_bench(source: str | Path | Mapping[str, Any], base: str | Path = ".") -
     base = Path(base)
     if isinstance(source, Mapping):
         name = source.get("format", "ragbench")
-        if name not in FORMATS: raise BadInput("bench", f"unknown format {shown(name)}.", did_you_mean(str(name), FORMATS))
+        if not isinstance(name, str) or name not in FORMATS: raise BadInput("bench", f"unknown format {shown(name)}.", did_you_mean(str(name), FORMATS))
         return FORMATS[name](base, **_options(name, {k: v for k, v in source.items() if k != "format"}))
     if not isinstance(source, (str, Path)) or not str(source).strip(): raise BadInput("bench", f"must be a folder, a name or a mapping, got {shown(source)}.", "Write bench: aftersales.")
     if (base / source).is_dir(): return load_bench_folder(base / source)
