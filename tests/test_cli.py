@@ -242,12 +242,37 @@ def test_report_refuses_what_is_no_run(desk):
     desk.refused("report", "tiny", says=("tiny", "is no run folder"))
 
 
+def test_a_damaged_run_is_said_and_made_again(desk):
+    done = desk.json("run", "small.yaml", "--no-report")
+    run = Path(done["folder"])
+    shutil.copytree(run, run.parent / ".partial-999999-left")
+    assert [r["run_id"] for r in desk.json("runs", "list")] == [done["run_id"]]
+    (run / "scores.parquet").write_bytes((run / "scores.parquet").read_bytes()[:-9])
+    (run / "manifest.json").write_text("{", encoding="utf-8")
+    desk.refused("report", run, says=("manifest.json", "damaged", "Run the experiment again."))
+    code, out, err = desk.go("runs", "list", "--json")
+    assert code == 0 and one_json(out) == [] and "manifest.json" in err
+    again = desk.json("run", "small.yaml", "--no-report")
+    assert again["results_sha256"] == done["results_sha256"] and again["stages"]["run"] == 0 and [p.name for p in run.parent.iterdir()] == [done["run_id"]]
+
+
+@pytest.mark.slow
+def test_the_demo_twice(desk):
+    first, again = (desk.json("demo", "--no-report") for _ in range(2))
+    assert first["stages"]["run"] > 0 and again["stages"]["run"] == 0 and again["results_sha256"] == first["results_sha256"] and first["run_id"].startswith("demo-")
+    assert len({r["config"] for r in first["leaderboard"]}) == 8
+
+
 @pytest.mark.slow
 def test_report_of_a_small_run(desk):
     done = desk.json("run", "small.yaml")
     assert Path(done["report"]).read_text(encoding="utf-8").startswith("<!")
     Path(done["report"]).unlink()
     assert desk.json("report", done["folder"]) == {"report": done["report"]} and Path(done["report"]).is_file()
+    scores = Path(done["folder"]) / "scores.parquet"
+    scores.write_bytes(scores.read_bytes()[:-9])
+    code, out, err = desk.go("report", done["folder"])
+    assert code == 2 and out == "" and "scores.parquet" in err and "Run the experiment again." in err and "Traceback" not in err
 
 
 def test_usage_errors_are_exit_2(desk):
@@ -452,14 +477,72 @@ def test_bad_settings_are_refused(desk, monkeypatch):
     desk.refused("run", "small.yaml", says=("settings.ini", "[pathes]", "Did you mean 'paths'?"))
 
 
-PLUGIN = '''
+PLUGIN = """
 from ragbench.core.spec import chunker
 
-@chunker("lines_of_{n}")
-def lines(document, size: int = 20):
+@chunker("{name}")
+def pieces(text, size: int = 30):
     "Pieces of `size` characters."
     {body}
-'''
+"""
+GOOD = "return [(s, min(s + size, len(text))) for s in range(0, len(text), size)]"
+
+
+def plugin(desk, name, body, **change):
+    (desk.folder / "p.py").write_text(PLUGIN.format(name=name, body=body), encoding="utf-8")
+    write_experiment(desk.folder / "e.yaml", experiment(plugins=["p.py"], **{"matrix": {"chunker": [f"{name}(size=25)"]}, **change}))
+
+
+def test_a_plugin_runs_and_its_change_is_noticed(desk):
+    plugin(desk, "pieces_a", GOOD)
+    first = desk.json("run", "e.yaml", "--no-report")
+    assert first["leaderboard"][0]["config"] == "pieces_a(size=25)" and first["stages"]["cached"] == 0
+    assert desk.json("run", "e.yaml", "--no-report")["stages"]["run"] == 0
+    plugin(desk, "pieces_a", GOOD.replace("[(s, ", "[(max(s - 3, 0), "))
+    again = desk.json("run", "e.yaml", "--no-report")
+    assert again["stages"]["run"] > 0 and again["results_sha256"] != first["results_sha256"]
+
+
+@pytest.mark.parametrize("name, body, says", [("raises", "raise RuntimeError('boom')", "boom"), ("divides", "yield 1 // 0", "ZeroDivisionError"), ("exits", "import sys; sys.exit(0)", "SystemExit"),
+                                              ("nothing", "return None", ""), ("numbers", "return [1, 2]", ""), ("beyond", "return [(0, 10**9)]", "returned the span"), ("backwards", "return [(5, 2)]", "returned the span")])
+def test_a_plugin_that_fails_is_said(desk, name, body, says):
+    plugin(desk, f"bad_{name}", body)
+    code, out, err = desk.go("run", "e.yaml", "--no-report", "--json")
+    assert code in (2, 4) and out == "" and says in err and "Traceback" not in err and "unexpected" not in err and f"bad_{name}" in err, (code, err)
+    assert not (desk.folder / "runs").exists()
+
+
+def test_one_cell_that_fails_is_exit_4_and_the_others_are_kept(desk):
+    body = f"if 'Orders' in text: raise RuntimeError('boom')\n    {GOOD}"
+    plugin(desk, "bad_shipping", body, matrix={"chunker": {"mine": "bad_shipping", "theirs": "heading"}})
+    code, out, err = desk.go("run", "e.yaml", "--no-report", "--json")
+    done = one_json(out)
+    assert code == 4 and {r["config"] for r in done["leaderboard"]} == {"theirs"} and "mine" in err and "boom" in err and "incomplete" in err and "Traceback" not in err
+
+
+def test_a_users_own_retriever_and_measure(desk):
+    (desk.folder / "own.py").write_text("""
+from ragbench.core.model import Hit
+from ragbench.core.spec import measure, retriever
+
+@retriever("letters")
+class Letters:
+    "Chunks that share most letters with the query."
+    def __init__(self, power: float = 1.0): self.power = power
+    def index(self, chunks): self.chunks = list(chunks)
+    def search(self, query: str, depth: int):
+        found = sorted((-len(set(query) & set(c.text)) ** self.power, c.chunk_id) for c in self.chunks)[:depth]
+        return [Hit("", c, i + 1, -s) for i, (s, c) in enumerate(found)]
+
+@measure("FirstHit")
+def first_hit(case) -> float:
+    "1 when the first hit is relevant; undefined where nothing is."
+    return float("nan") if not case.ideal.any() else float(len(case.grades) > 0 and case.grades[0] > 0)
+""", encoding="utf-8")
+    write_experiment(desk.folder / "e.yaml", experiment(plugins=["own.py"], matrix={"retriever": ["bm25", "letters(power=2)", "0.5*letters + 0.5*bm25"]}, measures=["FirstHit", "Hit@1"], primary="FirstHit"))
+    done = desk.json("run", "e.yaml", "--no-report")
+    value = {(r["config"], r["measure"]): r["mean"] for r in done["leaderboard"]}
+    assert len(value) == 6 and all(value[c, "FirstHit"] == value[c, "Hit@1"] for c in ("bm25", "letters(power=2)", "0.5*letters + 0.5*bm25"))
 
 
 @pytest.mark.parametrize("name, body, says", [

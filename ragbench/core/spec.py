@@ -27,7 +27,7 @@ __all__ = ['T', 'chunker', 'retriever', 'fusion', 'reranker', 'encoder', 'packer
 # %% ../../nbs/core/03_spec.ipynb #29ca727c
 _all_ = ["Call", "Expr", "Literal", "Pipe", "Sum", "expand_sweep", "is_name", "parse"]
 
-# %% ../../nbs/core/03_spec.ipynb #b8bd271f
+# %% ../../nbs/core/03_spec.ipynb #5dc98371
 T = TypeVar("T", bound=Callable[..., Any])
 
 
@@ -120,13 +120,18 @@ class Registry:
         return Call(call.name, tuple(kept))
 
     def make(self, call: Call, *given: Any, where: str = "spec") -> Any:
-        """Call the part with a bound spec's arguments after the `given` ones; a ValueError becomes BadInput."""
+        """Call the part with a bound spec's arguments after the `given` ones; a ValueError, and whatever a plugin raises, becomes BadInput."""
         bound = self.bind(call, where)
         entry = self.get(bound.name, where)
         positional = [v for k, v in bound.args if k is None]
-        try: return entry.make(*given, *positional, **{k: v for k, v in bound.args if k})
+        try:
+            made = entry.make(*given, *positional, **{k: v for k, v in bound.args if k})
+            return list(made) if inspect.isgenerator(made) else made
         except BadInput: raise
         except ValueError as error: raise BadInput(where, f"{error}.".replace("..", "."), f"Check {bound}.") from error
+        except (Exception, SystemExit) as error:
+            if not entry.plugin: raise
+            raise BadInput(where, f"{bound.name} fails: {type(error).__name__}: {error}.", "Mend the plugin.") from error
 
 
 def _same_part(a: Callable[..., Any], b: Callable[..., Any]) -> bool:

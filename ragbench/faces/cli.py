@@ -55,7 +55,7 @@ def _table(frame: pd.DataFrame, columns: Sequence[str]) -> str:
 def _say(text: str) -> None:
     typer.echo(text, err=True)
 
-# %% ../../nbs/faces/04_cli.ipynb #5ecbe693
+# %% ../../nbs/faces/04_cli.ipynb #eef4a8fd
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
                   help="Measure a RAG system layer by layer, say which layer failed, and decide whether a change may be released.")
 dataset = typer.Typer(no_args_is_help=True, help="The golden set: validate, count, import.")
@@ -228,12 +228,21 @@ def import_(source: Path, format: Annotated[str, typer.Option("--format", help="
 def list_runs(out: Out = None, as_json: Json = False) -> None:
     """Run folders, with what each measured."""
     from ragbench.core.settings import load_settings
-    from ragbench.engine.runs import read_manifest
     root = out or load_settings().runs
-    found = [(p.parent, read_manifest(p.parent)) for p in sorted(root.glob("*/manifest.json"))] if root.is_dir() else []
-    rows = [{"run_id": m["run_id"], "folder": str(p), "bench": m["bench"]["name"], "split": m["design"]["split"], "configs": len(m["configs"]), "primary": m["primary"]} for p, m in found]
+    rows = [row for p in sorted(root.glob("[!.]*/manifest.json")) if (row := _run_row(p.parent))]
     if as_json: typer.echo(to_json(rows))
     else: typer.echo("\n".join("  ".join(str(v) for v in r.values()) for r in rows) or f"no run in {root}")
+
+
+def _run_row(folder: Path) -> dict[str, Any] | None:
+    "One line of the list; a damaged run is said on standard error and left out."
+    from ragbench.engine.runs import read_manifest
+    try:
+        m = read_manifest(folder)
+        return {"run_id": m["run_id"], "folder": str(folder), "bench": m["bench"]["name"], "split": m["design"]["split"], "configs": len(m["configs"]), "primary": m["primary"]}
+    except BadInput as error: _say(f"left out: {error}")
+    except (KeyError, TypeError): _say(f"left out: {folder}: its manifest.json is not of this version. Run the experiment again.")
+    return None
 
 
 @cache.command("size")
