@@ -294,7 +294,7 @@ def validate_bench(path: str | Path, visible: Visible | None = None) -> Validati
     faults, notes = ([*faults, *content], said) if read.strict else (faults, [*content, *said])
     return Validation(not faults, tuple(faults), count_cases(read.bench), group_shares(read.bench), tuple(notes))
 
-# %% ../../nbs/golden/02_cases.ipynb #63e07b43
+# %% ../../nbs/golden/02_cases.ipynb #d68256fd
 def document_record(document: Document) -> dict[str, Any]:
     """A document as one line of documents.jsonl."""
     plain = {f.name: getattr(document, f.name) for f in fields(Document) if f.name not in ("text", "metadata", *_STRUCTURE)}
@@ -330,10 +330,12 @@ def save_bench(bench: Bench, folder: str | Path) -> Path:
     """
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())): raise BadInput(str(folder), "exists and is not empty.", "Name a new folder.")
-    target.parent.mkdir(parents=True, exist_ok=True)
     head = {"name": bench.name, "dataset_version": bench.dataset_version, "knowledge_version": bench.knowledge_version, "languages": list(bench.languages),
             **({"split_by_us": True} if bench.split_by_us else {})}
-    made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error: raise BadInput(str(folder), f"cannot be written ({error.strerror}).", "Name another folder.") from None
     try:
         (made / "bench.yaml").write_text("".join(f"{k}: {_line(v)}\n" for k, v in head.items()), encoding="utf-8", newline="\n")
         for name, lines in (("documents", map(document_record, bench.documents)), ("cases", map(case_record, bench.cases))):

@@ -22,7 +22,7 @@ __all__ = ['Check', 'TYPE_NAMES', 'EXPECTED_NAMES', 'RISK_NAMES', 'ANSWERABLE_NA
            'Odd', 'as_text', 'as_name', 'as_query', 'as_texts', 'as_day', 'as_count', 'as_mapping', 'as_list',
            'plain_key', 'one_of', 'as_flag', 'as_points', 'as_keywords', 'read_record', 'read_json']
 
-# %% ../../nbs/golden/01a_records.ipynb #a336ddfa
+# %% ../../nbs/golden/01a_records.ipynb #1f89ad2d
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One thing to mend in a bench."""
@@ -33,11 +33,12 @@ class Fault:
     found: str
     remedy: str
 
-    def error(self, more: int = 0) -> BadInput:
-        """The same as an exception; `more` counts the faults that are not shown."""
+    def error(self, more: int = 0, lines: Iterable[int] = ()) -> BadInput:
+        """The same as an exception; `more` counts the faults that are not shown, `lines` says where they are."""
         unit = "row" if self.file.lower().endswith((".csv", ".tsv", ".xlsx")) else "line"
         where = self.file + (f" {unit} {self.line}" if self.line else "") + (f", {self.field}" if self.field else "")
-        further = f" (and {more} more: ragbench dataset validate lists them)" if more else ""
+        where_else = "ragbench dataset validate lists them" if unit == "line" else f"rows {', '.join(map(str, list(lines)[:10]))}"
+        further = f" (and {more} more: {where_else})" if more else ""
         return BadInput(where, self.found, self.remedy + further)
 
 
@@ -67,7 +68,7 @@ def raise_first(faults: Iterable[Fault]) -> None:
     BadInput : naming file, line, field, finding and remedy
     """
     found = list(faults)
-    if found: raise found[0].error(len(found) - 1)
+    if found: raise found[0].error(len(found) - 1, sorted({f.line for f in found[1:] if f.line}))
 
 
 def nearest(name: str, known: Iterable[str], what: str = "") -> str:

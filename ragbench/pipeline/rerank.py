@@ -266,7 +266,7 @@ def score(model: Linear, X: np.ndarray) -> np.ndarray:
     for j, (mean, scale, weight) in enumerate(zip(model.mean, model.scale, model.weight)): total += (X[:, j] - mean) / scale * weight
     return total
 
-# %% ../../nbs/pipeline/06_rerank.ipynb #126e4c80
+# %% ../../nbs/pipeline/06_rerank.ipynb #91d7d6cc
 def folds(groups: Sequence[str], n: int = 5) -> np.ndarray:
     """Fold of each row: whole groups, balanced, the same for any order of rows.
 
@@ -281,7 +281,7 @@ def folds(groups: Sequence[str], n: int = 5) -> np.ndarray:
     """
     count = Counter(map(str, groups))
     if n < 2: raise BadInput("folds", f"n must be >= 2, got {n}.")
-    if len(count) < 2: raise BadInput("folds", "all rows belong to one family, none can be held out.", "Add tune cases of another family.")
+    if len(count) < 2: raise BadInput("ltr folds", "the cases to fit on belong to one family, so none can be held out.", "Add tune cases about other documents; where the bench brought no splits, split: all takes every case.")
     held, fold = [0] * min(n, len(count)), {}
     for group in sorted(count, key=lambda g: (-count[g], g)):
         fold[group] = min(range(len(held)), key=lambda f: (held[f], f))

@@ -1,0 +1,262 @@
+"""A new user's first step: a folder of documents and a spreadsheet of ten questions become a bench, a run and a report."""
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ragbench.faces.cli import _invoke
+from ragbench.golden.cases import load_bench_folder
+
+DOCUMENTS = {
+    "退款规则.md": "# 退款规则\n\n签收次日为第一天，十五天内可申请无理由退货。\n\n## 质量问题\n\n质量问题的商品三十天内可以全额退款，\n运费由商城承担，不需要原包装盒。\n\n## 定制\n\n刻字的商品不支持无理由退货。\n",
+    "保修说明.md": "# 保修说明\n\n音箱整机保修一年，电池保修六个月。\n\n## 凭证\n\n保修凭电子发票或订单号，丢失发票可以补开。\n\n客服热线 400-820-1234，每天 9:00 到 21:00。\n",
+    "维修流程.md": "# 维修流程\n\n寄修前请在 App 里填写故障描述并备份数据。\n\n## 周期\n\n收到机器后七个工作日内寄回，换主板的需要十四天。\n",
+    "门店.md": "# 门店\n\n上海、杭州和成都的门店提供当面检测，检测免费。\n\n客服热线 400-820-1234，每天 9:00 到 21:00。\n",
+    "发票.md": "# 发票\n\n电子发票在签收后三天内发到邮箱，抬头可以修改一次。\n",
+    "会员.md": "# 会员\n\n| 等级 | 积分 | 返还 |\n|---|---|---|\n| 银卡 | 1000 | 1% |\n| 金卡 | 5000 | 3% |\n\n积分两年内有效。\n",
+    "召回/battery.md": "# Battery recall\n\nBatch B2406 of the A2 speaker may overheat. Owners get a new battery free of charge within ten days.\n",
+    "召回/充电器.txt": "充电器召回通知\n\n批次 C0311 的充电器外壳可能开裂，请停止使用，凭订单号免费更换。\n",
+    "配送.txt": "配送说明\n\n十六点前付款的订单当天出库。海岛地区多加四个工作日，运费十二元。\n",
+    "privacy.txt": "Privacy\n\nVoice recordings are kept for 30 days and then deleted. A customer may export all personal data once a month.\n",
+    "安装.txt": "安装指南\n\n路由器需要支持 5 GHz 频段。长按电源键五秒进入配网模式，蓝灯闪烁表示成功。\n",
+    "以旧换新.md": "# 以旧换新\n\n旧音箱按型号折价，A1 折 80 元，A2 折 150 元，外观破损再减 30 元。\n"}
+HEAD = ["问题", "答案", "原文", "文件", "提问人", "类型", "风险"]
+ROWS = [["东西没坏，多久之内能退？", "十五天内。", "十五天内可申请无理由退货", "退款规则.md", "顾客", "事实", "高"],
+        ["耳机坏了，退货的运费谁出？", "商城承担。", "质量问题的商品三十天内可以全额退款，运费由商城承担", "退款规则.md", "顾客", "条件", "极高"],
+        ["音箱的电池保多久？", "六个月。", "电池保修六个月", "", "顾客", "数值", "中"],
+        ["客服电话几点下班？", "21:00。", "客服热线 400-820-1234，每天 9:00 到 21:00。", "", "顾客", "事实", "低"],
+        ["What happens with a hot A2 speaker?", "A new battery, free of charge.", "Owners get a new battery free of charge within ten days.", "battery.md", "顾客", "事实", "极高"],
+        ["金卡返多少？", "3%。", "| 金卡 | 5000 | 3% |", "会员.md", "顾客", "表格", "中"],
+        ["换主板要等几天，数据要自己备份吗？", "十四天，要备份。", "换主板的需要十四天\n填写故障描述并备份数据", "维修流程.md", "顾客", "多跳", "中"],
+        ["蓝灯一闪一闪是什么意思？", "配网成功。", "蓝灯闪烁表示成功", "安装.txt", "顾客", "改写", "低"],
+        ["Can I get a copy of what you recorded?", "Once a month.", "A customer may export all personal data once a month.", "privacy.txt", "顾客", "改写", "中"],
+        ["有礼品卡卖吗？", "", "", "", "顾客", "无答案", "低"]]
+EXPERIMENT = {"name": "first", "bench": "mine", "matrix": {"chunker": ["fixed(size=80, overlap=20)"], "retriever": {"A": "bm25", "B": "dense", "C": "0.7*dense + 0.3*bm25", "D": "0.7*dense + 0.3*bm25 >> ltr(top_n=20)"}},
+              "base": {"depth": 50}, "cutoffs": [1, 5], "budgets": [200, 400], "measures": ["EvidenceRecall", "Hit"], "primary": "EvidenceRecall@200t"}
+
+
+def write_csv(path, rows=ROWS, head=HEAD, encoding="utf-8-sig"):
+    with path.open("w", encoding=encoding, newline="") as f: csv.writer(f).writerows([head, *rows])
+
+
+def write_xlsx(path, rows=ROWS, head=HEAD):
+    import openpyxl
+    book = openpyxl.Workbook()
+    for row in [head, *rows]: book.active.append([v or None for v in row])
+    book.save(path)
+
+
+class Desk:
+    def __init__(self, folder, capsys):
+        self.folder, self.capsys = folder, capsys
+
+    def go(self, *words):
+        self.capsys.readouterr()
+        code = _invoke([str(w) for w in words], False)
+        return code, *self.capsys.readouterr()
+
+    def take(self, source="问题.csv", out="mine", *more):
+        return self.go("dataset", "import", source, "--format", "table", "--docs", "资料", "--out", out, *more)
+
+    def refused(self, *words, says=()):
+        before = sorted(self.folder.rglob("*"))
+        code, out, err = words if isinstance(words[0], int) else self.go(*words)
+        assert code == 2 and out == "" and err.startswith("ragbench: ") and err.count("\n") == 1 and "Traceback" not in err and "Run again" not in err, (code, out, err)
+        for part in (says,) if isinstance(says, str) else says: assert part in err, (part, err)
+        assert sorted(self.folder.rglob("*")) == before
+        return err
+
+    def bench(self, name="mine"):
+        return load_bench_folder(self.folder / name)
+
+    def run(self, *more, **change):
+        (self.folder / "first.yaml").write_text(yaml.safe_dump({**EXPERIMENT, **change}, allow_unicode=True, sort_keys=False), encoding="utf-8")
+        return self.go("run", "first.yaml", "--json", "--no-report", *more)
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAGBENCH_CACHE", str(tmp_path / "cache"))
+    for name, text in DOCUMENTS.items():
+        (tmp_path / "资料" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "资料" / name).write_text(text, encoding="utf-8-sig" if name == "发票.md" else "utf-8")
+    write_csv(tmp_path / "问题.csv")
+    return Desk(tmp_path, capsys)
+
+
+def check(bench):
+    assert len(bench.documents) == 12 and len(bench.cases) == 10 and bench.split_by_us
+    texts, ids = {d.doc_id: d.text for d in bench.documents}, [c.query_id for c in bench.cases]
+    assert ids == [f"问题-{n:03}" for n in range(2, 12)] and texts["发票"].startswith("# 发票")
+    assert all(texts[e.doc_id][e.start:e.end] == e.quote for c in bench.cases for e in c.evidence)
+    at = {c.query: c for c in bench.cases}
+    assert [c.type for c in bench.cases] == ["fact", "conditional", "numeric", "fact", "fact", "table", "multi_hop", "paraphrase", "paraphrase", "unanswerable"]
+    assert [c.risk for c in bench.cases] == ["P1", "P0", "P2", "P3", "P0", "P2", "P2", "P3", "P2", "P3"] and {c.actor.role for c in bench.cases} == {"顾客"}
+    assert at["耳机坏了，退货的运费谁出？"].evidence[0].quote == "质量问题的商品三十天内可以全额退款，\n运费由商城承担"
+    both = at["客服电话几点下班？"]
+    assert {e.doc_id for e in both.evidence} == {"保修说明", "门店"} and len(both.groups()) == 1 and len(both.groups()["1"]) == 2
+    assert [e.doc_id for e in at["音箱的电池保多久？"].evidence] == ["保修说明"] and [e.doc_id for e in at["What happens with a hot A2 speaker?"].evidence] == ["召回/battery"]
+    assert len(at["换主板要等几天，数据要自己备份吗？"].groups()) == 2
+    none = at["有礼品卡卖吗？"]
+    assert not none.answerable and none.expected == "abstain" and none.evidence == () and all(c.answerable for c in bench.cases if c is not none)
+    assert any("1 quotes were anchored with white space let differ" in n for n in bench.notes) and any("客服热线" in n and "taken as alternatives" in n for n in bench.notes)
+
+
+def test_a_folder_and_a_csv_become_a_bench(desk):
+    code, out, err = desk.take()
+    assert code == 0 and err == ""
+    assert "12 documents" in out and "10 cases" in out and "bench: mine" in out and "taken as alternatives" in out and "white space" in out and "own required group" in out
+    bench = desk.bench()
+    assert len(bench.cases) == 10
+    code, out, err = desk.take("问题.csv", "again", "--json")
+    found = json.loads(out)
+    assert code == 0 and (found["documents"], found["cases"]) == (12, 10) and len(found["notes"]) >= 3
+    assert [c.evidence for c in desk.bench("again").cases] == [c.evidence for c in bench.cases]
+    for name in ("bench.yaml", "documents.jsonl", "cases.jsonl"): assert (desk.folder / "mine" / name).read_bytes() == (desk.folder / "again" / name).read_bytes()
+
+
+def test_notes_alternatives_and_spans(desk):
+    from ragbench.golden.formats import load_bench
+    check(load_bench({"format": "table", "path": "问题.csv", "docs": "资料"}, desk.folder))
+    write_xlsx(desk.folder / "问题.xlsx")
+    book = load_bench({"format": "table", "path": "问题.xlsx", "docs": "资料"}, desk.folder)
+    check(book)
+    assert desk.take("问题.xlsx", "sheet")[0] == 0 == desk.take()[0]
+    assert [(c.query, c.evidence, c.split, c.answer) for c in desk.bench("sheet").cases] == [(c.query, c.evidence, c.split, c.answer) for c in desk.bench().cases]
+
+
+def test_the_bench_is_valid_and_counted(desk):
+    desk.take()
+    code, out, err = desk.go("dataset", "validate", "mine")
+    assert code == 0 and err == "" and out.splitlines()[-1] == "no fault" and "recommended" in out
+    code, out, _ = desk.go("dataset", "validate", "mine", "--json")
+    assert json.loads(out)["counts"]["cases"] == 10
+
+
+def test_one_run_of_ten_cases(desk):
+    desk.take()
+    code, out, err = desk.run(split="all")
+    assert code == 0 and err == ""
+    rows = json.loads(out)["leaderboard"]
+    assert {r["config"] for r in rows} == set("ABCD") and {r["n"] for r in rows} == {9} and all(r["low"] <= r["mean"] <= r["high"] for r in rows)
+    code, out, err = desk.go("run", "first.yaml", "--no-report")
+    assert code == 0 and err == "" and "EvidenceRecall@200t" in out and "over 9 cases" in out and "nan" not in out
+
+
+def test_few_cases_are_said(desk):
+    "The tune split of ten cases holds one: what cannot be done is named, what can is done."
+    desk.take()
+    code, out, err = desk.run()
+    assert code == 4 and {r["config"] for r in json.loads(out)["leaderboard"]} == set("ABC") and {r["n"] for r in json.loads(out)["leaderboard"]} == {1}
+    note, failed = err.splitlines()
+    assert "split tune holds 1 of 10 cases" in note and "split: all" in note and "D: ltr folds" in failed and "one family" in failed and "Add tune cases" in failed
+    code, out, err = desk.run(split="locked")
+    assert code == 0 and {r["n"] for r in json.loads(out)["leaderboard"]} == {6} and "split locked holds 6 of 10 cases" in err
+
+
+@pytest.mark.parametrize("matrix, asked", [({"retriever": ["bm25 >> ltr(top_n=5)"]}, "tune"), ({"retriever": ["bm25"]}, "locked")])
+def test_a_bench_of_one_split(desk, matrix, asked):
+    head, rows = [*HEAD, "集合"], [[*r, "locked"] for r in ROWS]
+    write_csv(desk.folder / "问题.csv", rows, head)
+    desk.take()
+    assert {c.split for c in desk.bench().cases} == {"locked"} and not desk.bench().split_by_us
+    before = sorted(desk.folder.rglob("*"))
+    if asked == "locked":
+        code, out, err = desk.run(split="locked", matrix=matrix)
+        assert code == 0 and err == "" and json.loads(out)["leaderboard"][0]["n"] == 9
+    else:
+        code, out, err = desk.run(matrix=matrix)
+        assert code == 2 and "split tune: 问题 has no case in it. Choose another split." in err
+        code, out, err = desk.run(split="locked", matrix=matrix)
+        assert code == 2 and "ltr is fitted on tune cases, of which 问题 has none" in err
+        assert set(desk.folder.rglob("*")) - set(before) == {desk.folder / "first.yaml"}
+
+
+def test_gbk_needs_its_name(desk):
+    write_csv(desk.folder / "旧.csv", encoding="gbk")
+    desk.refused(*("dataset", "import", "旧.csv", "--format", "table", "--docs", "资料", "--out", "mine"), says=("旧.csv", "is not UTF-8; it can be read as GBK", "encoding"))
+    assert desk.take("旧.csv", "mine", "--encoding", "gbk")[0] == 0
+    assert [c.query for c in desk.bench().cases] == [r[0] for r in ROWS]
+    (desk.folder / "资料" / "旧.txt").write_bytes("旧的规则。".encode("gbk"))
+    desk.refused("dataset", "import", "问题.csv", "--format", "table", "--docs", "资料", "--out", "other", says=("旧.txt", "GBK", "encoding"))
+    code, _, err = desk.take("问题.csv", "other", "--encoding", "gbk")
+    assert code == 0 and desk.bench("other").document("旧").text == "旧的规则。", err
+
+
+def row(n, **change):
+    at = {"query": 0, "answer": 1, "quote": 2, "file": 3, "type": 5, "risk": 6}
+    rows = [list(r) for r in ROWS]
+    for k, v in change.items(): rows[n - 2][at[k]] = v
+    return rows
+
+
+BAD = {"quote of no document": (row(3, quote="运费由顾客承担"), HEAD, ("问题.csv row 3", "'运费由顾客承担'", "Copy the words of the document")),
+       "quote of another file": (row(2, file="发票.md"), HEAD, ("问题.csv row 2", "does not stand in 发票", "It stands in 退款规则")),
+       "unknown file": (row(2, file="退款规责.md"), HEAD, ("问题.csv row 2", "'退款规责.md'", "退款规则")),
+       "answer without quote": (row(4, quote=""), HEAD, ("问题.csv row 4", "no quote that holds it", "Copy the sentence")),
+       "unknown type": (row(5, type="闲聊"), HEAD, ("问题.csv row 5", "'闲聊'", "Valid: ")),
+       "unknown risk": (row(5, risk="P9"), HEAD, ("问题.csv row 5", "'P9'", "P0")),
+       "no question": (row(6, query=""), HEAD, ("问题.csv row 6", "query", "is missing")),
+       "no column of questions": (ROWS, ["文", *HEAD[1:]], ("问题.csv row 1", "no column of questions", "问题")),
+       "two columns of questions": (ROWS, ["问题", "提问", *HEAD[2:]], ("问题.csv row 1", "2 columns mean query")),
+       "quote of an unanswerable": (row(11, quote="积分两年内有效。"), HEAD, ("问题.csv row 11", "unanswerable")),
+       "several": (row(5, risk="P9", type="闲聊", quote="没有"), HEAD, ("问题.csv row 5", "(and 2 more: rows 5)")),
+       "several rows": (row(5, risk="P9")[:5] + row(7, type="闲聊")[5:], HEAD, ("问题.csv row 5", "(and 1 more: rows 7)"))}
+
+
+@pytest.mark.parametrize("kind", ["csv", "xlsx"])
+@pytest.mark.parametrize("name", BAD)
+def test_bad_rows_are_named(desk, name, kind):
+    rows, head, says = BAD[name]
+    (write_csv if kind == "csv" else write_xlsx)(desk.folder / f"问题.{kind}", rows, head)
+    desk.refused("dataset", "import", f"问题.{kind}", "--format", "table", "--docs", "资料", "--out", "mine", says=[s.replace(".csv", f".{kind}") for s in says])
+
+
+def test_bad_sources_and_places_are_refused(desk):
+    (desk.folder / "空").mkdir()
+    for words, says in ((["none.csv", "--docs", "资料", "--out", "mine"], ("none.csv", "no such file", "Check the path.")), (["问题.csv", "--docs", "没有", "--out", "mine"], ("没有", "no such folder of documents")),
+                        (["问题.csv", "--docs", "空", "--out", "mine"], ("空", "holds no document", ".md")), (["资料", "--docs", "资料", "--out", "mine"], ("holds 0 tables of questions", "Give the path of one")),
+                        (["资料/发票.md", "--docs", "资料", "--out", "mine"], (".md is no table", "CSV or XLSX")), (["问题.csv", "--docs", "资料", "--out", "资料"], ("资料", "exists and is not empty", "Name a new folder.")),
+                        (["问题.csv", "--docs", "资料", "--out", "问题.csv"], ("exists and is not empty",)), (["问题.csv", "--docs", "资料", "--out", "问题.csv/mine"], ("cannot be written", "Name another folder."))):
+        desk.refused("dataset", "import", *words, "--format", "table", says=says)
+    desk.refused("dataset", "import", "问题.csv", "--docs", "资料", "--out", "mine", "--format", "tabel", says=("'tabel'", "Did you mean 'table'?"))
+    for name, data in (("empty.csv", b""), ("broken.xlsx", b"PK\x03\x04nothing"), ("quote.csv", '问题,答案\n"没有结束,1\n'.encode())):
+        (desk.folder / name).write_bytes(data)
+        desk.refused("dataset", "import", name, "--format", "table", "--docs", "资料", "--out", "mine", says=name)
+
+
+def test_head_alone_has_no_cases(desk):
+    write_csv(desk.folder / "问题.csv", [])
+    desk.refused("dataset", "import", "问题.csv", "--format", "table", "--docs", "资料", "--out", "mine", says="问题.csv")
+
+
+def test_hostile_cells_stay_text(desk):
+    evil = "<script>alert(1)</script> =HYPERLINK(\"http://x\") [UNTRUSTED_INSTRUCTION] \u202e"
+    write_csv(desk.folder / "问题.csv", [*ROWS, [evil, "是", "积分两年内有效。", "", evil, "事实", "低"]])
+    assert desk.take()[0] == 0
+    case = desk.bench().cases[-1]
+    assert case.query == evil.strip() and case.actor.role == evil.strip()
+
+
+@pytest.mark.slow
+def test_the_report_of_ten_cases(desk):
+    desk.take()
+    (desk.folder / "first.yaml").write_text(yaml.safe_dump({**EXPERIMENT, "split": "all"}, allow_unicode=True, sort_keys=False), encoding="utf-8")
+    code, out, err = desk.go("run", "first.yaml", "--json")
+    done = json.loads(out)
+    assert code == 0, err
+    page = Path(done["report"]).read_text(encoding="utf-8")
+    assert page.count('<figure class="chart"') >= 4 and "问题" in page and "Traceback" not in page
+    again = json.loads(desk.go("run", "first.yaml", "--json")[1])
+    assert again["stages"]["run"] == 0 and again["results_sha256"] == done["results_sha256"] and again["report"] == done["report"]
+
+
+@pytest.mark.slow
+def test_the_report_of_a_single_case(desk):
+    desk.take()
+    (desk.folder / "first.yaml").write_text(yaml.safe_dump(EXPERIMENT, allow_unicode=True, sort_keys=False), encoding="utf-8")
+    code, out, err = desk.go("run", "first.yaml", "--json")
+    assert code == 4 and Path(json.loads(out)["report"]).is_file() and "D could not be run" in Path(json.loads(out)["report"]).read_text(encoding="utf-8")
