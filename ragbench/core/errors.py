@@ -34,7 +34,7 @@ class BadInput(ValueError):
 class Incomplete(RuntimeError):
     """Work that stopped before its end; what is done is kept (exit code 4)."""
 
-# %% ../../nbs/core/00_errors.ipynb #0601157c
+# %% ../../nbs/core/00_errors.ipynb #eed054e0
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Remedy for an unknown name: the nearest known one, else all of them.
 
@@ -47,7 +47,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     -------
     A sentence ending in a full stop.
     """
-    names = sorted(known)
+    name, names = str(name), sorted(known)
     lower = {n.lower(): n for n in names}
     near = get_close_matches(name[:80].lower(), lower, n=1, cutoff=0.55)
     if near: return f"Did you mean {lower[near[0]]!r}?"

@@ -21,13 +21,13 @@ from .grammar import Call, Expr, Literal, Pipe, Sum, expand_sweep, is_name, pars
 
 # %% auto #0
 __all__ = ['T', 'chunker', 'retriever', 'fusion', 'reranker', 'encoder', 'packer', 'measure', 'REGISTRIES', 'Entry', 'code_hash',
-           'Registry', 'load_plugins', 'canonical_retriever', 'canonical', 'Call', 'Expr', 'Literal', 'Pipe', 'Sum',
-           'expand_sweep', 'is_name', 'parse']
+           'Registry', 'load_plugins', 'canonical_retriever', 'in_full', 'canonical', 'Call', 'Expr', 'Literal', 'Pipe',
+           'Sum', 'expand_sweep', 'is_name', 'parse']
 
 # %% ../../nbs/core/03_spec.ipynb #29ca727c
 _all_ = ["Call", "Expr", "Literal", "Pipe", "Sum", "expand_sweep", "is_name", "parse"]
 
-# %% ../../nbs/core/03_spec.ipynb #5dc98371
+# %% ../../nbs/core/03_spec.ipynb #9130cbbf
 T = TypeVar("T", bound=Callable[..., Any])
 
 
@@ -68,6 +68,7 @@ class Registry:
 
     def __call__(self, name: str) -> Callable[[T], T]:
         """Decorator that registers a function or class under `name`."""
+        if not isinstance(name, str): raise BadInput(f"@{self.kind}", f"needs a name, got {shown(getattr(name, '__name__', name))}.", f'Write @{self.kind}("name") above the definition.')
         def register(part: T) -> T:
             self.add(name, part)
             return part
@@ -218,7 +219,7 @@ def load_plugins(files: list[str], folder: str | Path = ".") -> list[str]:
         except (Exception, SystemExit) as error: raise BadInput(f"plugins {name}", f"fails while it runs: {type(error).__name__}: {error}.", "Mend the file.") from error
     return [f"{r.kind}:{e.name}" for r in REGISTRIES.values() for e in r.entries.values() if e.plugin]
 
-# %% ../../nbs/core/03_spec.ipynb #974500b0
+# %% ../../nbs/core/03_spec.ipynb #890bc422
 def canonical_retriever(text: str, where: str = "retriever") -> Expr:
     """Parse and bind a retriever expression.
 
@@ -247,6 +248,19 @@ def _sources(expr: Expr, where: str) -> Call | Sum:
         return Call(bound.name, tuple((k, _sources(v, where) if isinstance(v, (Call, Sum, Pipe)) else v) for k, v in bound.args))
     if expr.name not in retriever: raise BadInput(where, f"unknown retriever {shown(expr.name)}.", did_you_mean(expr.name, [*retriever, *fusion]))
     return retriever.bind(expr, where)
+
+
+def in_full(text: str) -> str:
+    """A canonical spec with every parameter written out, for a reader: `fixed` becomes `fixed(size=200, overlap=40, unit=char)`."""
+    def full(node: Any) -> Any:
+        if isinstance(node, Pipe): return Pipe(full(node.head), tuple(full(c) for c in node.stages))
+        if isinstance(node, Sum): return Sum(tuple((w, full(c)) for w, c in node.terms))
+        if not isinstance(node, Call): return node
+        entry = next((r.entries[node.name] for r in REGISTRIES.values() if node.name in r), None)
+        given = {k: full(v) for k, v in node.args if k}
+        rest = {p.name: p.default for p in entry.params if p.default is not p.empty and p.name not in given} if entry else {}
+        return Call(node.name, tuple((None, full(v)) for k, v in node.args if k is None) + tuple({**given, **rest}.items()))
+    return str(full(parse(text)))
 
 
 def canonical(registry: Registry, text: str, where: str = "spec") -> Call:

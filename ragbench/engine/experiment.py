@@ -54,7 +54,7 @@ def chunk(text: str, spec: str, kind: str = "markdown") -> list[Chunk]:
     """
     return list(chunk_document(parse_text(text, kind, "text"), canonical(chunkers, spec, "chunker")))
 
-# %% ../../nbs/engine/05_experiment.ipynb #83193e45
+# %% ../../nbs/engine/05_experiment.ipynb #4a1c5f2c
 _ROOMS = {"chunk": ("core.text", "pipeline.chunk"), "tokens": ("pipeline.retrieve",), "embed": ("pipeline.embed",), "search": ("pipeline.view", "pipeline.retrieve"), "fuse": ("pipeline.fuse",),
           "rerank": ("pipeline.rerank", "measures.projection", "measures.intervals"), "hits": (), "context": ("core.text", "pipeline.assemble"), "groups": ("measures.projection",),
           "scores": ("measures.evidence",), "floors": ("measures.floors",), "probe": ("pipeline.rerank",)}
@@ -344,7 +344,7 @@ class Experiment:
                 "primary": self.design.primary_name, "measures": [str(m) for m in self.design.expanded()], "axes": list(self.matrix.axes),
                 "configs": [{"config": c.label, "spec": c.config.spec, "place": list(c.place), **asdict(c.config)} for c in cells], "failures": dict(failures),
                 "bench": {"name": self.bench.name, "source": self.source, "base": str(self.base), "dataset_version": self.bench.dataset_version, "knowledge_version": self.bench.knowledge_version,
-                          "documents": len(self.bench.documents), "cases": len(self.asked.cases), "split_by_us": self.bench.split_by_us, "notes": list(self.bench.notes), **{f"{k}_sha256": v for k, v in self.bench_keys.items()}},
+                          "documents": len(self.bench.documents), "cases": len(self.asked.cases), "all_cases": len(self.bench.cases), "split_by_us": self.bench.split_by_us, "notes": list(self.bench.notes), **{f"{k}_sha256": v for k, v in self.bench_keys.items()}},
                 "models": models, "tokenizer": TOKENIZER, "environment": environment()}
 
 

@@ -59,7 +59,7 @@ def nothing(why: str) -> Fragment:
     """A sentence in place of a table or chart that has nothing to show."""
     return Fragment(f'<p class="nothing">{text_html(why)}</p>')
 
-# %% ../../nbs/faces/01a_fragments.ipynb #5d12b32e
+# %% ../../nbs/faces/01a_fragments.ipynb #f40b1365
 def p_value(value: Any) -> str:
     """A P value; below .001 it is said so, and never printed as 0."""
     if value is None or not math.isfinite(value): return UNDEFINED
@@ -79,7 +79,7 @@ def badge(value: Any) -> Fragment:
 
 
 _BADGES: Mapping[str, tuple[str, ...]] = {"good": ("best", "better", "pass", "found", "win"), "bad": ("missed", "ruled out", "worse", "fail", "p0", "loss"),
-                                          "warn": ("cut", "lost", "dropped",  "inconclusive", "p1"), "cool": ("in play", "in candidates")}
+                                          "warn": ("cut", "lost", "dropped", "partly", "inconclusive", "p1"), "cool": ("in play", "in candidates")}
 _FORMATS: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("mean", "low", "high", "floor", "value", "evidence_cut_rate"), number), "difference": signed, "mean_tokens": lambda v: number(v, 0),
     **dict.fromkeys(("p50", "p95"), lambda v: number(v, 2)), **dict.fromkeys(("p", "p_adjusted"), p_value), **dict.fromkeys(("standing", "verdict"), badge),

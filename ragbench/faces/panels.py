@@ -22,7 +22,7 @@ from .fragments import Fragment, count, frame_html, marked, nothing, text_html
 __all__ = ['LANGS', 'say', 'style_html', 'panel_html', 'sentence', 'apology_html', 'told', 'leaderboard_html', 'fusion_html',
            'case_html']
 
-# %% ../../nbs/faces/02a_panels.ipynb #37536c17
+# %% ../../nbs/faces/02a_panels.ipynb #b9c5ee62
 LANGS = ("en", "zh")
 _WORDS: Mapping[str, tuple[str, str]] = {
     "leaderboard": ("Leaderboard", "排行榜"), "fusion": ("Fusion weight", "融合权重"), "cases": ("Cases", "用例"),
@@ -43,7 +43,7 @@ _WORDS: Mapping[str, tuple[str, str]] = {
     "document": ("Document", "文档"), "group": ("Group", "组"), "grade": ("Grade", "等级"), "no_evidence": ("This case rests on no evidence.", "此用例没有对应的证据。"),
     "no_hits": ("No hits.", "没有命中。"), "score": ("score", "得分"), "found": ("found", "找到"), "cut": ("cut", "被切断"), "missed": ("missed", "未检出"),
     "dropped from the context": ("dropped from the context", "被挤出上下文"), "background": ("background", "背景"),
-    "another alternative ranks lower": ("another alternative ranks lower", "另一备选证据排名靠后"), "in candidates at rank": ("in candidates at rank {rank}", "候选中第 {rank} 位"),
+    "another alternative was found": ("another alternative was found", "已找到另一备选证据"), "partly found": ("partly found", "部分找到"), "in candidates at rank": ("in candidates at rank {rank}", "候选中第 {rank} 位"),
     "run": ("Run {run}: bench {bench}, split {split}, {n} cases", "运行 {run}：评测集 {bench}，{split} 划分，{n} 个用例"),
     "no_run": ("No run to show.", "没有可显示的运行结果。")}
 
@@ -58,7 +58,7 @@ def say(lang: str, word: str, **values: object) -> str:
     if lang not in LANGS: raise BadInput("lang", f"{shown(lang)} has no labels.", f"Valid: {', '.join(LANGS)}.")
     return _WORDS[word][LANGS.index(lang)].format(**values) if word in _WORDS else word
 
-# %% ../../nbs/faces/02a_panels.ipynb #f372d15d
+# %% ../../nbs/faces/02a_panels.ipynb #ba3d9922
 def style_html() -> str:
     """The style sheet of all panels."""
     css = (Path(str(files("ragbench"))) / "faces" / "templates" / "widgets.css").read_text(encoding="utf-8")
@@ -80,7 +80,7 @@ def apology_html(lang: str, lead: str, why: BadInput) -> str:
     return panel_html("rb-message", lang, sentence(say(lang, lead), "lead"), nothing(str(why)))
 
 
-_KINDS = {"best": "good", "found": "good", "missed": "bad", "ruled_out": "bad", "cut": "warn", "dropped from the context": "warn", "in_play": "even"}
+_KINDS = {"best": "good", "found": "good", "missed": "bad", "ruled_out": "bad", "cut": "warn", "dropped from the context": "warn", "partly found": "warn", "in_play": "even"}
 
 
 def told(word: Any, lang: str) -> Fragment:

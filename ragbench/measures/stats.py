@@ -23,9 +23,10 @@ from ragbench.measures.intervals import (
 from .power import cases_needed, mcnemar_power, minimum_detectable
 
 # %% auto #0
-__all__ = ['FEW_CLUSTERS', 'NAMED_FROM', 'Difference', 'paired', 'adjust_family', 'standings', 'Weakest', 'weakest_stratum',
-           'comparison_sentence', 'Interval', 'Percentiles', 'benjamini_hochberg', 'cases_needed', 'clusters_of',
-           'holm', 'mcnemar_power', 'mean_interval', 'minimum_detectable', 'one_sided_bound', 'pair_ps', 'percentiles']
+__all__ = ['FEW_CLUSTERS', 'NAMED_FROM', 'Difference', 'paired', 'adjust_family', 'beaten_by', 'standings', 'Weakest',
+           'weakest_stratum', 'comparison_sentence', 'Interval', 'Percentiles', 'benjamini_hochberg', 'cases_needed',
+           'clusters_of', 'holm', 'mcnemar_power', 'mean_interval', 'minimum_detectable', 'one_sided_bound', 'pair_ps',
+           'percentiles']
 
 # %% ../../nbs/measures/03_stats.ipynb #8b6117f2
 _all_ = ['Interval', 'Percentiles', 'benjamini_hochberg', 'cases_needed', 'clusters_of', 'holm', 'mcnemar_power', 'mean_interval',
@@ -152,7 +153,7 @@ def _follow(d: Difference, p: float) -> Difference:
     verdict = "undecided" if d.clusters >= FEW_CLUSTERS else "inconclusive"
     return replace(d, p_adjusted=p, verdict=verdict, low=min(d.low, 0.0), high=max(d.high, 0.0))
 
-# %% ../../nbs/measures/03_stats.ipynb #b3115a5c
+# %% ../../nbs/measures/03_stats.ipynb #fdd8cdf8
 def _beats(x: np.ndarray, pairs: np.ndarray, clusters: np.ndarray, seed: int, level: float) -> np.ndarray:
     "Sign per pair: 1 second beats first, -1 the reverse, 0 neither; a pair's undefined cases add nothing to its sums."
     d = (x[pairs[:, 1]] - x[pairs[:, 0]]).T
@@ -166,8 +167,8 @@ def _beats(x: np.ndarray, pairs: np.ndarray, clusters: np.ndarray, seed: int, le
     return np.sign(sums.sum().to_numpy()) * (p <= 1 - level + 1e-12) * (~few | one_way).to_numpy()
 
 
-def standings(scores: Any, clusters: Labels, seed: int = 7, level: float = 0.95) -> list[str]:
-    """Standing of each configuration on one measure.
+def beaten_by(scores: Any, clusters: Labels, seed: int = 7, level: float = 0.95) -> list[list[int]]:
+    """Which configurations beat each configuration on one measure, by step-down maxT over all pairs.
 
     Parameters
     ----------
@@ -178,16 +179,28 @@ def standings(scores: Any, clusters: Labels, seed: int = 7, level: float = 0.95)
 
     Returns
     -------
-    `best`, `in_play` or `ruled_out`, one per configuration.
+    One list of row numbers per configuration, rising.
     """
     x = finite_values(scores, "standings")
     if x.ndim != 2: raise BadInput("standings", f"scores of shape {x.shape}.", "Give configurations x cases.")
     codes, pairs = cluster_codes(clusters, x.shape[1], "standings"), np.array(list(combinations(range(len(x)), 2)), int).reshape(-1, 2)
-    if not len(pairs) or not x.shape[1]: return ["in_play"] * len(x)
-    sign = _beats(x, pairs, codes, seed, level)
-    winner, loser = np.where(sign > 0, pairs[:, 1], pairs[:, 0])[sign != 0], np.where(sign > 0, pairs[:, 0], pairs[:, 1])[sign != 0]
-    wins = np.bincount(winner, minlength=len(x))
-    return ["ruled_out" if k in loser else "best" if wins[k] == len(x) - 1 else "in_play" for k in range(len(x))]
+    found: list[list[int]] = [[] for _ in x]
+    if not len(pairs) or not x.shape[1]: return found
+    for (first, second), sign in zip(pairs.tolist(), _beats(x, pairs, codes, seed, level)):
+        if sign: found[first if sign > 0 else second].append(second if sign > 0 else first)
+    return [sorted(f) for f in found]
+
+
+def standings(scores: Any, clusters: Labels, seed: int = 7, level: float = 0.95) -> list[str]:
+    """Standing of each configuration on one measure; parameters as for `beaten_by`.
+
+    Returns
+    -------
+    `best` (beats all others), `ruled_out` (beaten by some) or `in_play`, one per configuration.
+    """
+    beaten = beaten_by(scores, clusters, seed, level)
+    wins = [sum(k in b for b in beaten) for k in range(len(beaten))]
+    return ["ruled_out" if b else "best" if len(beaten) > 1 and w == len(beaten) - 1 else "in_play" for b, w in zip(beaten, wins)]
 
 # %% ../../nbs/measures/03_stats.ipynb #269d6905
 @dataclass(frozen=True, slots=True)
