@@ -186,6 +186,19 @@ def test_plan_says_what_will_run_and_writes_no_result(desk):
     assert code == 0 and "to_run" in out and "model calls: 0" in out
 
 
+def test_a_folder_here_goes_before_a_bundled_bench(desk):
+    write_bench(desk.folder / "aftersales", *records())
+    assert desk.json("dataset", "validate", "aftersales")["counts"]["cases"] == 12 and desk.json("dataset", "stats", "aftersales")["counts"]["cases"] == 12
+    write_experiment(desk.folder / "e.yaml", experiment(bench="aftersales"))
+    assert desk.json("run", "e.yaml", "--no-report")["leaderboard"][0]["n"] == 7
+
+
+def test_output_is_utf8_in_every_locale(desk):
+    for words in (["chunk", "tiny/refund.md", "--chunker", "heading"], ["run", "没有.yaml"]):
+        done = shell(desk.folder, *words, PYTHONIOENCODING="latin-1")
+        assert done.returncode in (0, 2) and "退款" in done.stdout + done.stderr or "没有.yaml" in done.stderr and "unexpected" not in done.stderr
+
+
 def test_housekeeping_verbs(desk):
     assert desk.json("runs", "list") == [] and desk.go("runs", "list")[1].startswith("no run in ")
     done = desk.json("run", "small.yaml", "--no-report", "--out", "elsewhere")
@@ -368,7 +381,8 @@ BAD = {
     "measures of text": (experiment(measures="Recall"), "measures: must be a list"), "measure of a number": (experiment(measures=[5]), "measure"), "measure in tokens": (experiment(measures=["MRR@800t"]), "MRR"),
     "cutoffs 0": (experiment(cutoffs=[0]), ("cutoffs", ">= 1")), "cutoffs of text": (experiment(cutoffs=["1"]), "cutoffs: must be whole numbers"), "cutoffs of truth": (experiment(cutoffs=[True]), "cutoffs: must be whole numbers"),
     "budgets -1": (experiment(budgets=[-1]), ("budgets", ">= 1")), "budgets of a number": (experiment(budgets=400), "budgets: must be a list"),
-    "seed -1": (experiment(seed=-1), ("seed", ">= 0")), "seed of text": (experiment(seed="x"), "seed"), "seed of a fraction": (experiment(seed=1.5), "seed"),
+    "seed -1": (experiment(seed=-1), ("seed", ">= 0")), "seed of text": (experiment(seed="x"), "seed"), "seed of a fraction": (experiment(seed=1.5), "seed"), "seed beyond 32 bits": (experiment(seed=2**32), ("seed", "< 2^32")),
+    "no measure": (experiment(measures=[], primary=...), ("measures", "name no measure")), "no cutoffs": (experiment(cutoffs=[]), ("Hit has no cut-off", "give cutoffs")), "huge cutoff": (experiment(cutoffs=[10**9]), ("cutoffs", "is no cut-off")),
     "name out of the folder": (experiment(name="../x"), ("name", "'../x' is no folder name", "Use letters")), "absolute name": (experiment(name="/tmp/x"), "no folder name"), "hidden name": (experiment(name=".x"), "no folder name"),
     "name with NUL": (experiment(name="a\0b"), "no folder name"), "long name": (experiment(name="n" * 300), "name"), "name of a list": (experiment(name=["a"]), "name"),
     "unknown split": (experiment(split="lockd"), ("split", "'lockd'", "Did you mean 'locked'?")), "split of a list": (experiment(split=["tune"]), "split"),

@@ -149,7 +149,7 @@ def _axis(name: str, values: Any) -> list[tuple[str, Any]]:
     if not pairs: raise BadInput(where, "has no values.", "Give at least one.")
     return pairs
 
-# %% ../../nbs/engine/03_config.ipynb #d9669454
+# %% ../../nbs/engine/03_config.ipynb #8f71521c
 MEASURES = ("EvidenceRecall", "Complete", "Recall", "Hit", "Precision", "MRR", "nDCG", "EvidencenDCG", "EvidencePrecision", "Redundancy")
 
 
@@ -179,8 +179,8 @@ class Design:
         for key in ("cutoffs", "budgets"):
             values = getattr(self, key)
             if not all(type(v) is int and v >= 1 for v in values): raise BadInput(key, f"must be whole numbers >= 1, got {shown(values)}.", "Mend the list.")
-        if type(self.seed) is not int or self.seed < 0: raise BadInput("seed", f"must be a whole number >= 0, got {shown(self.seed)}.", "Mend the value.")
-        self.expanded()
+        if type(self.seed) is not int or not 0 <= self.seed < 2 ** 32: raise BadInput("seed", f"must be a whole number >= 0 and < 2^32, got {shown(self.seed)}.", "Mend the value.")
+        if not self.expanded(): raise BadInput("measures", "name no measure.", "Name one, such as EvidenceRecall.")
         meant = expand([self.primary], self.cutoffs, self.budgets) if self.primary else ()
         if len(meant) > 1: raise BadInput("primary", f"{shown(str(self.primary))} names {len(meant)} measures.", f"Write one of them, such as {meant[0]}.")
         return self

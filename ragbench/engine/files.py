@@ -83,7 +83,7 @@ def _copy(value: Any) -> Any:
     if isinstance(value, Mapping): return {k: _copy(v) for k, v in value.items()}
     return [_copy(v) for v in value] if isinstance(value, list) else value
 
-# %% ../../nbs/engine/08_files.ipynb #768c6c2d
+# %% ../../nbs/engine/08_files.ipynb #f473fa7f
 KEYS = ("name", "bench", "split", "plugins", "base", "matrix", "cutoffs", "budgets", "primary", "measures", "seed")
 _LATER = {"systems": "recorded systems", "gate": "release gates"}
 
@@ -123,7 +123,7 @@ def _experiment(content: dict[str, Any], path: Path) -> Experiment:
     defaults = load_settings()
     base = {"embedder": defaults.embedder, "depth": defaults.depth, "k": defaults.k, **(content.get("base") or {})}
     matrix = Matrix(base, **{str(k): v for k, v in content["matrix"].items()})
-    given = {k: content[k] for k in ("split", "primary", "seed") if content.get(k) is not None} | {k: tuple(content[k]) for k in ("cutoffs", "budgets", "measures") if content.get(k)}
+    given = {k: content[k] for k in ("split", "primary", "seed") if content.get(k) is not None} | {k: tuple(content[k]) for k in ("cutoffs", "budgets", "measures") if content.get(k) is not None}
     design = Design(**{"name": str(content["name"]), "cutoffs": defaults.cutoffs, "budgets": defaults.budgets, "seed": defaults.seed, **given}).checked()
     bench = load_bench(content["bench"], path.parent)
     return Experiment(bench, matrix, design, source=content["bench"], base=path.parent)
