@@ -186,6 +186,22 @@ def test_plan_says_what_will_run_and_writes_no_result(desk):
     assert code == 0 and "to_run" in out and "model calls: 0" in out
 
 
+def test_nothing_but_our_own_files_is_removed(desk, monkeypatch):
+    "A cache and runs in a folder that is not theirs alone."
+    monkeypatch.setenv("RAGBENCH_CACHE", str(desk.folder))
+    others = [desk.folder / n for n in (".partial-download", "thesis/a.json", "thesis/.partial-1", "tiny/b.parquet", "c.npy")]
+    for p in others:
+        p.parent.mkdir(exist_ok=True)
+        p.write_text("mine")
+    before = {p for p in desk.folder.rglob("*") if p.is_file()}
+    desk.json("run", "small.yaml", "--no-report", "--out", ".")
+    made = {p for p in desk.folder.rglob("*") if p.is_file()} - before
+    assert desk.json("cache", "clear")["freed"] > 0
+    left = {p for p in desk.folder.rglob("*") if p.is_file()}
+    assert before <= left and {p.parent.name for p in left - before} == {next(p.parent.name for p in made if p.name == "manifest.json")} and all(p.read_text() == "mine" for p in others)
+    assert desk.json("cache", "size")["bytes"] == 0
+
+
 def test_a_folder_here_goes_before_a_bundled_bench(desk):
     write_bench(desk.folder / "aftersales", *records())
     assert desk.json("dataset", "validate", "aftersales")["counts"]["cases"] == 12 and desk.json("dataset", "stats", "aftersales")["counts"]["cases"] == 12
@@ -588,7 +604,7 @@ def test_results_do_not_depend_on_threads_hash_seed_locale_zone_and_row_order(st
 @pytest.mark.parametrize("results", [2, pytest.param(12, marks=pytest.mark.slow), pytest.param(25, marks=pytest.mark.slow)])
 def test_a_killed_run_ends_as_an_undisturbed_one(study, desk, results):
     started = shell(desk.folder, "run", "e.yaml", "--no-report", "--json", wait=False)
-    wait_for(lambda: len(list((desk.folder / "cache").rglob("*.sum"))) >= results, started)
+    wait_for(lambda: len(list((desk.folder / "cache").glob("*/[!.]*.sum"))) >= results, started)
     started.send_signal(signal.SIGKILL)
     started.communicate()
     assert started.returncode == -signal.SIGKILL and not list((desk.folder / "runs").glob("tiny-*"))
@@ -642,7 +658,7 @@ def test_two_processes_at_once_agree(study, tmp_path):
 
 def test_an_interrupt_is_exit_4_and_keeps_what_is_done(desk, study):
     started = shell(desk.folder, "run", "e.yaml", "--no-report", "--json", wait=False)
-    wait_for(lambda: len(list((desk.folder / "cache").rglob("*.sum"))) >= 2, started)
+    wait_for(lambda: len(list((desk.folder / "cache").glob("*/[!.]*.sum"))) >= 2, started)
     started.send_signal(signal.SIGINT)
     out, err = started.communicate(timeout=60)
     assert started.returncode == 4 and out == "" and "cancelled; what is done is kept" in err and "Traceback" not in err

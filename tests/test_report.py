@@ -93,6 +93,9 @@ class Results:
         return pd.DataFrame([dict(a=c, b=best, measure=self.primary, difference=d, low=d - .06, high=d + .06, p=p, p_adjusted=min(1, 3 * p), win=int(9 + 90 * d), tie=90, loss=7, n=120, clusters=44, verdict=v,
                                   sentence=f"{{best}} against {{c}}: {{d:+.3f}} [{{d - .06:+.3f}}, {{d + .06:+.3f}}], {{v}}.") for c, d, p, v in zip(self.configs[1:], (.03, .19, .26), (.21, .0002, .00001), ("inconclusive", "better", "better"))])
 
+    def legend(self):
+        return pd.DataFrame(dict(config=self.configs, chunker="fixed(size=200, overlap=40, unit=char)", retriever="bm25(k1=1.2, b=0.75)"))
+
     def orders(self, family="EvidenceRecall"):
         return pd.DataFrame(dict(measure=[family + "@5", family + "@800t"], order=[" > ".join(self.configs), " > ".join(reversed(self.configs))], means="0.800 > 0.700"))
 
