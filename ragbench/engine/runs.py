@@ -70,10 +70,10 @@ def _git_revision() -> str:
     except OSError: return "unknown"
     return done.stdout.strip() or "unknown"
 
-# %% ../../nbs/engine/04a_runs.ipynb #2ad8b34e
+# %% ../../nbs/engine/04a_runs.ipynb #4cd8f243
 def write_run(folder: Path, frames: Mapping[str, pd.DataFrame], manifest: Mapping[str, Any]) -> None:
     """Write a run folder atomically; one that holds the same stays as it is, and a report is kept."""
-    remove_partials(folder.parent)
+    remove_partials([folder.parent])
     partial, old = (folder.with_name(f".partial-{os.getpid()}-{part}{folder.name}") for part in ("", "old-"))
     partial.mkdir(parents=True)
     try:
