@@ -28,7 +28,7 @@ from ..measures.names import parse_measure
 # %% auto #0
 __all__ = ['Results', 'compare']
 
-# %% ../../nbs/engine/06_results.ipynb #47d86452
+# %% ../../nbs/engine/06_results.ipynb #0fb03057
 class Results:
     """Results of one run.
 
@@ -257,13 +257,14 @@ class Results:
         return pd.DataFrame(rows, columns=["config", "stage", "p50", "p95", "n"])
 
     def chunking(self) -> pd.DataFrame:
-        """Each chunking: chunker, chunks, mean_tokens, evidence_cut_rate with cut and groups (required groups), unreachable."""
-        groups = read_frame(self.folder, "groups")
-        rows = []
-        for chunker, part in self.chunks.groupby("chunker", sort=False):
-            g = groups[(groups["chunker"] == chunker) & (groups["granularity"] == "quote")]
-            cut = int((~g["intact"].astype(bool)).sum())
-            rows.append((chunker, len(part), part["tokens"].mean(), cut / len(g) if len(g) else np.nan, cut, len(g), int((~g["reachable"].astype(bool)).sum())))
+        """Each chunking: chunker, chunks, mean_tokens, evidence_cut_rate with cut and groups (required and quoted), unreachable (required)."""
+        gold = read_frame(self.folder, "groups")
+        gold, rows = gold[gold["grade"] >= 2], []
+        for chunker in dict.fromkeys(c["chunker"] for c in self.manifest["configs"]):
+            part, own = self.chunks[self.chunks["chunker"] == chunker], gold[gold["chunker"] == chunker]
+            quoted = own[own["granularity"] == "quote"]
+            cut = int((~quoted["intact"].astype(bool)).sum())
+            rows.append((chunker, len(part), part["tokens"].mean(), cut / len(quoted) if len(quoted) else np.nan, cut, len(quoted), int((~own["reachable"].astype(bool)).sum())))
         return pd.DataFrame(rows, columns=["chunker", "chunks", "mean_tokens", "evidence_cut_rate", "cut", "groups", "unreachable"])
 
     def best(self) -> str:
