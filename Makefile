@@ -53,7 +53,7 @@ check: .venv/test ## notebooks against modules, layers, lint, types, spelling
 	lint-imports
 	ruff check .
 	mypy
-	codespell README.md CHANGELOG.md docs tools tests experiments ragbench
+	codespell README.md CHANGELOG.md docs tools benchmarks experiments ragbench
 
 bench: .venv/test ## speed beside peers and floors, as ratios of one run
 	for f in benchmarks/bench_*.py; do python $$f; done
