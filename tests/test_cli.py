@@ -158,6 +158,17 @@ def test_run_prints_one_json_document(study):
     assert rows[0]["spec"] == "chunker=fixed(size=40, overlap=8); embedder=use; retriever=bm25; depth=10; k=3; context=pack"
 
 
+def test_the_run_folder_is_as_the_contract_says(study):
+    run = study[0] / study[1]["folder"]
+    columns = {p.stem: list(from_file(p).columns) for p in run.glob("*.parquet")}
+    assert columns["scores"] == ["config", "query_id", "measure", "value"] and columns["stages"] == ["config", "query_id", "stage", "ms", "tokens", "cost"]
+    assert {"config", "query_id", "rank", "chunk_id", "doc_id", "start", "end", "score"} <= set(columns["hits"]) and {"config", "query_id"} <= set(columns["contexts"])
+    hits = from_file(run / "hits.parquet")
+    assert (hits.groupby(["config", "query_id"])["rank"].apply(lambda r: sorted(r) == list(range(1, len(r) + 1)))).all() and not (hits["doc_id"] == "salary").any()
+    manifest = one_json(json.dumps(json.loads((run / "manifest.json").read_text(encoding="utf-8"), parse_constant=lambda name: pytest.fail(name))) + "\n")
+    assert manifest["results_sha256"] == study[1]["results_sha256"] and manifest["failures"] == {} and manifest["design"]["seed"] == 7
+
+
 def test_the_second_run_runs_nothing(study, capsys, monkeypatch):
     folder, first = study
     monkeypatch.chdir(folder)
@@ -305,7 +316,7 @@ def test_report_of_a_small_run(desk):
 
 
 def test_usage_errors_are_exit_2(desk):
-    for words, says in (([], "Usage:"), (["dataset"], "Usage:"), (["runn", "e.yaml"], "'run'"), (["run"], "Missing argument"), (["run", "e.yaml", "--jbos", "1"], "--jobs"),
+    for words, says in (([], "Usage:"), (["dataset"], "Usage:"), (["rrun", "e.yaml"], "'run'"), (["run"], "Missing argument"), (["run", "e.yaml", "--jbos", "1"], "--jobs"),
                         (["run", "e.yaml", "--jobs", "0"], "--jobs"), (["run", "e.yaml", "--jobs", "two"], "--jobs"), (["chunk", "tiny/refund.md"], "--chunker"), (["run", "e.yaml", "more.yaml"], "more.yaml")):
         code, out, err = desk.go(*words)
         assert code == 2 and out == "" and says in err and "Run again" not in err and "Traceback" not in err, (words, err)
@@ -370,7 +381,7 @@ BAD = {
     "bench format": (experiment(bench={"format": "sqad", "path": "x"}), ("'sqad'", "Did you mean 'squad'?")), "bench format key": (experiment(bench={"format": "squad", "pth": "x"}), ("'pth'", "Did you mean 'path'?")),
     "bench format without path": (experiment(bench={"format": "squad"}), ("path is missing", "Keys are")), "bench file missing": (experiment(bench={"format": "squad", "path": "x.json"}), ("x.json", "no such file")),
     "bench format of a list": (experiment(bench={"format": ["squad"], "path": "x"}), "unknown format"),
-    "misspelt chunker": (chunker("fixd(size=200)"), ("chunker", "'fixd'", "Did you mean 'fixed'?")), "chunker parameter": (chunker("fixed(sise=200)"), ("'sise'", "Did you mean 'size'?")),
+    "misspelt chunker": (chunker("fixd(size=200)"), ("chunker", "'fixd'", "Did you mean 'fixed'?")), "chunker parameter": (chunker("fixed(sizze=200)"), ("'sizze'", "Did you mean 'size'?")),
     "overlap = size": (chunker("fixed(size=200, overlap=200)"), ("overlap", "200")), "size 0": (chunker("fixed(size=0)"), "size"), "negative size": (chunker("fixed(size=-5)"), "size"),
     "size of text": (chunker("fixed(size=big)"), ("size must be int", "'big'")), "size of a fraction": (chunker("fixed(size=1.5)"), "size must be int"), "huge size": (chunker("fixed(size=1e400)"), "size"),
     "unknown unit": (chunker("fixed(unit=chars)"), "unit"), "fused chunker": (chunker("fixed + heading"), ("a chunker is one call", "retrievers only")), "number as chunker": (chunker(200), "a spec is text"),
@@ -392,7 +403,7 @@ BAD = {
     "sweep without weight": (experiment(matrix={"retriever": {"sweep": "w*dense + (1-w)*bm25"}}), "sweep"), "sweep of nothing": (experiment(matrix={"retriever": {"sweep": "w*dense + (1-w)*bm25", "w": []}}), "no values"),
     "sweep above 1": (experiment(matrix={"retriever": {"sweep": "w*dense + (1-w)*bm25", "w": [2]}}), "[0, 1]"), "sweep of text": (experiment(matrix={"retriever": {"sweep": "w*dense + (1-w)*bm25", "w": ["a"]}}), "[0, 1]"),
     "sweep on locked": (experiment(split="locked", matrix={"retriever": {"sweep": "w*dense + (1-w)*bm25", "w": [0.5]}}), ("split locked", "tune on them")),
-    "misspelt measure": (experiment(measures=["Recal"]), ("'Recal'", "Did you mean 'Recall'?")), "misspelt primary": (experiment(primary="EvidenceRecal@60t"), "Did you mean 'EvidenceRecall'?"),
+    "misspelt measure": (experiment(measures=["Recalll"]), ("'Recalll'", "Did you mean 'Recall'?")), "misspelt primary": (experiment(primary="EvidenceRecal@60t"), "Did you mean 'EvidenceRecall'?"),
     "measure parameter": (experiment(measures=["nDCG(gian=exp)"]), "Did you mean 'gain'?"), "measure at 0": (experiment(measures=["Recall@0"]), "Recall@0"), "primary without cut-off": (experiment(primary="Recall"), ("primary", "'Recall' names 2 measures", "Recall@1")),
     "measures of text": (experiment(measures="Recall"), "measures: must be a list"), "measure of a number": (experiment(measures=[5]), "measure"), "measure in tokens": (experiment(measures=["MRR@800t"]), "MRR"),
     "cutoffs 0": (experiment(cutoffs=[0]), ("cutoffs", ">= 1")), "cutoffs of text": (experiment(cutoffs=["1"]), "cutoffs: must be whole numbers"), "cutoffs of truth": (experiment(cutoffs=[True]), "cutoffs: must be whole numbers"),
@@ -463,7 +474,7 @@ BAD_BENCH = {
     "query id twice": (bench_with(cases=lambda rows: rows.append(dict(rows[0]))), ("cases.jsonl line 13", "'R-1' stands in line 1 already", "unique")),
     "doc id twice": (bench_with(documents=lambda rows: rows.append(dict(rows[0]))), ("documents.jsonl line 7", "'refund' stands in line 1 already", "unique")),
     "evidence beyond the text": (evidence(start=0, end=9999), ("cases.jsonl line 6", "9999 lies beyond the text of shipping", "code points")), "shifted span": (evidence(start=12, end=47), ("cases.jsonl line 6", "The quote stands at")),
-    "unknown document": (evidence(doc_id="shiping"), ("cases.jsonl line 6", "'shiping'", "Did you mean 'shipping'?")), "missing document file": (bench_with(documents=lambda rows: rows[0].update(path="x.md")), ("documents.jsonl line 1", "x.md", "no such file")),
+    "unknown document": (evidence(doc_id="shippping"), ("cases.jsonl line 6", "'shippping'", "Did you mean 'shipping'?")), "missing document file": (bench_with(documents=lambda rows: rows[0].update(path="x.md")), ("documents.jsonl line 1", "x.md", "no such file")),
     "folder as document": (bench_with(documents=lambda rows: rows[0].update(path="../tiny")), ("documents.jsonl line 1",)), "no JSON": (bench_with(cases__jsonl=b"{"), ("cases.jsonl line 1", "no JSON")),
     "half a surrogate": (bench_with(cases__jsonl=b'{"query_id": "\\ud800", "query": "?", "answerable": false}'), ("cases.jsonl line 1", "surrogate")), "deep JSON": (bench_with(cases__jsonl=b'{"a":' + b"[" * 100_000), ("cases.jsonl line 1", "nested")),
     "missing cases": (lambda folder: (write_bench(folder, *records()), (folder / "cases.jsonl").unlink()), ("cases.jsonl", "is missing")), "bench.yaml bomb": (bench_with(bench__yaml=b"a: &a [1]\nname: *a\n"), ("bench.yaml", "no YAML")),
@@ -503,8 +514,8 @@ def test_bad_settings_are_refused(desk, monkeypatch):
     monkeypatch.setenv("RAGBENCH_DEPTH", "many")
     desk.refused("run", "small.yaml", says=("RAGBENCH_DEPTH", "'many'"))
     monkeypatch.delenv("RAGBENCH_DEPTH")
-    (desk.folder / "settings.ini").write_text("[pathes]\ncache = x\n")
-    desk.refused("run", "small.yaml", says=("settings.ini", "[pathes]", "Did you mean 'paths'?"))
+    (desk.folder / "settings.ini").write_text("[pathss]\ncache = x\n")
+    desk.refused("run", "small.yaml", says=("settings.ini", "[pathss]", "Did you mean 'paths'?"))
 
 
 PLUGIN = """

@@ -222,7 +222,7 @@ def test_bad_sources_and_places_are_refused(desk):
                         (["资料/发票.md", "--docs", "资料", "--out", "mine"], (".md is no table", "CSV or XLSX")), (["问题.csv", "--docs", "资料", "--out", "资料"], ("资料", "exists and is not empty", "Name a new folder.")),
                         (["问题.csv", "--docs", "资料", "--out", "问题.csv"], ("exists and is not empty",)), (["问题.csv", "--docs", "资料", "--out", "问题.csv/mine"], ("cannot be written", "Name another folder."))):
         desk.refused("dataset", "import", *words, "--format", "table", says=says)
-    desk.refused("dataset", "import", "问题.csv", "--docs", "资料", "--out", "mine", "--format", "tabel", says=("'tabel'", "Did you mean 'table'?"))
+    desk.refused("dataset", "import", "问题.csv", "--docs", "资料", "--out", "mine", "--format", "tablee", says=("'tablee'", "Did you mean 'table'?"))
     for name, data in (("empty.csv", b""), ("broken.xlsx", b"PK\x03\x04nothing"), ("quote.csv", '问题,答案\n"没有结束,1\n'.encode())):
         (desk.folder / name).write_bytes(data)
         desk.refused("dataset", "import", name, "--format", "table", "--docs", "资料", "--out", "mine", says=name)
