@@ -27,7 +27,7 @@ __all__ = ['T', 'chunker', 'retriever', 'fusion', 'reranker', 'encoder', 'packer
 # %% ../../nbs/core/03_spec.ipynb #29ca727c
 _all_ = ["Call", "Expr", "Literal", "Pipe", "Sum", "expand_sweep", "is_name", "parse"]
 
-# %% ../../nbs/core/03_spec.ipynb #9130cbbf
+# %% ../../nbs/core/03_spec.ipynb #02ee3eb7
 T = TypeVar("T", bound=Callable[..., Any])
 
 
@@ -48,9 +48,12 @@ class Entry:
         return (inspect.getdoc(self.make) or "").split("\n")[0]
 
 
+_PLUGIN = "ragbench_plugin_"
+
+
 def code_hash(part: Callable[..., Any]) -> str:
-    """Hash of a function's or class's source, so that a cache notices when it changes."""
-    try: source = inspect.getsource(part)
+    """Hash of a function's or class's source, of the whole file for a plugin's, so that a cache notices when it changes."""
+    try: source = inspect.getsource(sys.modules[part.__module__] if part.__module__.startswith(_PLUGIN) else part)
     except (OSError, TypeError): source = repr(part)
     return hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
@@ -191,7 +194,7 @@ packer = Registry("context")
 measure = Registry("measure", skip=1)
 REGISTRIES = {r.kind: r for r in (chunker, retriever, fusion, reranker, encoder, packer, measure)}
 
-# %% ../../nbs/core/03_spec.ipynb #84d34263
+# %% ../../nbs/core/03_spec.ipynb #3475f2d8
 def load_plugins(files: list[str], folder: str | Path = ".") -> list[str]:
     """Run the user's plugin files, so that their decorators register parts.
 
@@ -210,11 +213,11 @@ def load_plugins(files: list[str], folder: str | Path = ".") -> list[str]:
     for name in files:
         path = (Path(folder) / name).resolve()
         if not path.is_file(): raise BadInput(f"plugins {name}", f"no such file ({path}).", "Paths are relative to the experiment file.")
-        module = f"ragbench_plugin_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+        module = f"{_PLUGIN}{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
         found = importlib.util.spec_from_file_location(module, path)
         if found is None or found.loader is None: raise BadInput(f"plugins {name}", "is no Python file.", "Name a .py file.")
         sys.modules[module] = importlib.util.module_from_spec(found)
-        try: found.loader.exec_module(sys.modules[module])
+        try: exec(compile(path.read_bytes(), str(path), "exec"), sys.modules[module].__dict__)     # the user's own file; no bytecode is left beside it
         except BadInput as error: raise BadInput(f"plugins {name}, {error.where}", error.what, error.remedy) from error
         except (Exception, SystemExit) as error: raise BadInput(f"plugins {name}", f"fails while it runs: {type(error).__name__}: {error}.", "Mend the file.") from error
     return [f"{r.kind}:{e.name}" for r in REGISTRIES.values() for e in r.entries.values() if e.plugin]
