@@ -57,7 +57,7 @@ def finite_values(values: Any, where: str) -> np.ndarray:
     if np.isinf(x).any(): raise BadInput(where, "a value is infinite.", "Undefined values are nan; leave others finite.")
     return x
 
-# %% ../../nbs/measures/02a_intervals.ipynb #e60b9942
+# %% ../../nbs/measures/02a_intervals.ipynb #a2a61b5b
 def cluster_sums(columns: np.ndarray, codes: np.ndarray) -> np.ndarray:
     "Sums of the rows (cases) of `columns` within clusters: clusters x columns, in canonical order, free of float dust."
     order = np.lexsort((*columns.T[::-1], codes))
@@ -73,9 +73,9 @@ def canonical_order(sums: np.ndarray) -> np.ndarray:
 
 def t_quantile(probability: float, sizes: np.ndarray) -> float:
     "Quantile of Student's t; a few large clusters count as few (Kish: n² / Σ sizes²)."
-    from scipy.stats import t
+    from scipy.special import stdtrit
     df = sizes.sum() ** 2 / (sizes ** 2).sum() - 1
-    return float(t.ppf(probability, df)) if df > 1e-9 else math.inf
+    return float(stdtrit(df, probability)) if df > 1e-9 else math.inf
 
 # %% ../../nbs/measures/02a_intervals.ipynb #493717ba
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def mean_interval(values: Any, clusters: Labels, level: float = 0.95) -> Interva
     centre, half = (m + q / 2) / (1 + q), math.sqrt(q * m * (1 - m) + q * q / 4) / (1 + q)
     return Interval(m, max(0.0, min(m, centre - half)), min(1.0, max(m, centre + half)), len(x), len(sizes))
 
-# %% ../../nbs/measures/02a_intervals.ipynb #8f54ea0f
+# %% ../../nbs/measures/02a_intervals.ipynb #6d256420
 def one_sided_bound(values: Any, clusters: Labels, level: float = 0.95, side: str = "lower") -> float:
     """Bound that the true mean of a measure in [0, 1] clears with confidence `level`.
 
@@ -144,16 +144,16 @@ def one_sided_bound(values: Any, clusters: Labels, level: float = 0.95, side: st
     -------
     In [0, 1]; nan when nothing is defined.
     """
-    from scipy.stats import beta, norm
+    from scipy.special import betaincinv, ndtri
     if side not in ("lower", "upper"): raise BadInput("one_sided_bound", f"side {side!r}.", "Valid: lower, upper.")
     x, codes = unit_values(values, clusters, "one_sided_bound")
     if not len(x): return math.nan
     if side == "upper": return 1 - one_sided_bound(1 - x, codes, level)
     size, sizes = float(len(x)), np.unique(codes, return_counts=True)[1]
     if len(sizes) < len(x) or ((x > 0) & (x < 1)).any():
-        size = min(size, _effective_size(x, codes, len(x) / len(sizes)) * min(1.0, norm.ppf(level) / t_quantile(level, sizes)) ** 2)
+        size = min(size, _effective_size(x, codes, len(x) / len(sizes)) * min(1.0, ndtri(level) / t_quantile(level, sizes)) ** 2)
     hits = size * math.fsum(x) / len(x)
-    return float(beta.ppf(1 - level, hits, size - hits + 1)) if hits > 1e-9 else 0.0
+    return float(betaincinv(hits, size - hits + 1, 1 - level)) if hits > 1e-9 else 0.0
 
 # %% ../../nbs/measures/02a_intervals.ipynb #996ea2f7
 @dataclass(frozen=True, slots=True)

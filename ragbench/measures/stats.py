@@ -32,7 +32,7 @@ __all__ = ['FEW_CLUSTERS', 'NAMED_FROM', 'Difference', 'paired', 'adjust_family'
 _all_ = ['Interval', 'Percentiles', 'benjamini_hochberg', 'cases_needed', 'clusters_of', 'holm', 'mcnemar_power', 'mean_interval',
          'minimum_detectable', 'one_sided_bound', 'pair_ps', 'percentiles']
 
-# %% ../../nbs/measures/03_stats.ipynb #af1dab21
+# %% ../../nbs/measures/03_stats.ipynb #4b1e9d89
 @dataclass(frozen=True, slots=True)
 class Difference:
     """B against A on the cases where both are defined: `difference` = `value_b` − `value_a`, and `better` means that B is.
@@ -75,12 +75,12 @@ def _agresti_min(sums: np.ndarray, square: float, by_cluster: bool) -> tuple[flo
 
 def _test_binary(d: np.ndarray, level: float) -> tuple[float, float, float]:
     "Exact McNemar and the interval of Agresti and Min; where that holds 0 against the test, the exact one of the share of wins."
-    from scipy.stats import beta, binom, norm
-    win, loss, z = int((d > 0).sum()), int((d < 0).sum()), norm.ppf((1 + level) / 2)
+    from scipy.special import bdtr, betaincinv, ndtri
+    win, loss, z = int((d > 0).sum()), int((d < 0).sum()), ndtri((1 + level) / 2)
     centre, error = _agresti_min(np.column_stack([d, np.ones(len(d))]), 1.0, by_cluster=False)
-    p, low, high = min(1.0, 2 * binom.cdf(min(win, loss), win + loss, 0.5)), centre - z * error, centre + z * error
+    p, low, high = min(1.0, 2 * bdtr(min(win, loss), win + loss, 0.5)), centre - z * error, centre + z * error
     if p > 1 - level or not low <= 0 <= high: return float(p), low, high
-    share = beta.ppf((1 - level) / 2, max(win, loss), min(win, loss) + 1)
+    share = betaincinv(max(win, loss), min(win, loss) + 1, (1 - level) / 2)
     least = max(0.0, 2 * share - 1) * (win + loss) / len(d)
     return float(p), least if win > loss else low, high if win > loss else -least
 
@@ -202,7 +202,7 @@ def standings(scores: Any, clusters: Labels, seed: int = 7, level: float = 0.95)
     wins = [sum(k in b for b in beaten) for k in range(len(beaten))]
     return ["ruled_out" if b else "best" if len(beaten) > 1 and w == len(beaten) - 1 else "in_play" for b, w in zip(beaten, wins)]
 
-# %% ../../nbs/measures/03_stats.ipynb #269d6905
+# %% ../../nbs/measures/03_stats.ipynb #f8c6505a
 @dataclass(frozen=True, slots=True)
 class Weakest:
     """The weakest stratum (None when none has 20 cases), its interval, and which others may be as weak or are too small to tell."""
@@ -225,7 +225,7 @@ NAMED_FROM = 20
 
 def _stratum_p(x: np.ndarray, codes: np.ndarray, first: np.ndarray, second: np.ndarray) -> float:
     "p of equal means of two sets of cases; clusters may reach into both."
-    from scipy.stats import t
+    from scipy.special import stdtr
     share, means, groups = np.zeros(len(x)), [], min(len(np.unique(codes[s])) for s in (first, second))
     if groups < FEW_CLUSTERS: return 1.0
     spread = 0.0
@@ -235,7 +235,7 @@ def _stratum_p(x: np.ndarray, codes: np.ndarray, first: np.ndarray, second: np.n
         spread += (m * m + (1 - m) ** 2) / n ** 2
         means.append(x[members].mean())
     spread += (np.bincount(codes, share) ** 2).sum() * groups / (groups - 1)
-    return float(2 * t.sf(abs(means[0] - means[1]) / math.sqrt(spread), groups - 1))
+    return float(2 * stdtr(groups - 1, -abs(means[0] - means[1]) / math.sqrt(spread)))
 
 
 def weakest_stratum(values: Any, strata: Sequence[str], clusters: Labels, level: float = 0.95) -> Weakest:
