@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/00_init.ipynb #b2ad31fe
+# %% ../nbs/00_init.ipynb #7eaeb300
 __version__ = "0.1.0"
 
 import importlib as _importlib
@@ -14,7 +14,7 @@ from typing import Any as _Any
 _NAMES = {
     "load_bench": "golden.formats", "Config": "engine.config", "Matrix": "engine.config", "Experiment": "engine.experiment",
     "Results": "engine.results", "evaluate": "measures.ranked", "chunk": "engine.experiment", "fuse": "engine.fusion",
-    "compare": "engine.results", "Workbench": "faces.widgets",
+    "compare": "engine.compare", "Workbench": "faces.widgets",
     "chunker": "core.spec", "retriever": "core.spec", "measure": "core.spec"}
 __all__ = sorted(_NAMES)
 

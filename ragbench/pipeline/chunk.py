@@ -38,7 +38,7 @@ class Piece:
     parent: SpanPair | None = None
     context: tuple[SpanPair, ...] = ()
 
-# %% ../../nbs/pipeline/02_chunk.ipynb #4df46569
+# %% ../../nbs/pipeline/02_chunk.ipynb #e9f43e5d
 def windows(n: int, size: int, overlap: int) -> list[SpanPair]:
     """Windows over `n` units: every unit is in one, neighbours share `overlap`.
 
@@ -47,7 +47,7 @@ def windows(n: int, size: int, overlap: int) -> list[SpanPair]:
     ValueError : size below 1, overlap outside [0, size)
     """
     if size < 1: raise ValueError(f"size must be >= 1, got {size}")
-    if not 0 <= overlap < size: raise ValueError(f"overlap must be in [0, {size}), got {overlap}")
+    if not 0 <= overlap < size: raise ValueError(f"overlap must be in [0, {size}), got {overlap}; give both, such as size={size}, overlap={size // 5}")
     return [(i, min(i + size, n)) for i in range(0, max(n - overlap, 1), size - overlap)] if n else []
 
 # %% ../../nbs/pipeline/02_chunk.ipynb #9bb4997a
