@@ -20,10 +20,18 @@ from .errors import BadInput
 if TYPE_CHECKING: import tiktoken
 
 # %% auto #0
-__all__ = ['TOKENIZER', 'canonical_text', 'is_ink', 'ink_before', 'chinese_number', 'fold', 'guess_lang', 'count_tokens',
-           'cut_at_tokens', 'find_quote', 'canonical_json', 'fingerprint']
+__all__ = ['HIDDEN', 'TOKENIZER', 'visible', 'canonical_text', 'is_ink', 'ink_before', 'chinese_number', 'fold', 'guess_lang',
+           'count_tokens', 'cut_at_tokens', 'find_quote', 'canonical_json', 'fingerprint']
 
-# %% ../../nbs/core/01_text.ipynb #52dfae2f
+# %% ../../nbs/core/01_text.ipynb #02f52548
+HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff\U000e0000-\U000e007f]")
+
+
+def visible(value: object) -> str:
+    """Text in which every character that controls, hides or reorders others is spelt out, such as ⟦U+202E⟧; newlines and tabs stay."""
+    return HIDDEN.sub(lambda m: f"⟦U+{ord(m.group()):04X}⟧", str(value))
+
+# %% ../../nbs/core/01_text.ipynb #1af725d5
 def canonical_text(raw: bytes | str, where: str = "text", encoding: str = "utf-8") -> str:
     """Decode and normalise newlines; the text that every offset refers to.
 
@@ -42,8 +50,10 @@ def canonical_text(raw: bytes | str, where: str = "text", encoding: str = "utf-8
     BadInput : bytes that are not valid in `encoding`
     """
     if isinstance(raw, bytes):
-        try: text = raw.decode(encoding)
-        except (UnicodeDecodeError, LookupError) as error:
+        try:
+            text = raw.decode(encoding)
+            if encoding != "utf-8": text.encode()             # some encodings, such as utf-7, spell half surrogate pairs
+        except (ValueError, LookupError) as error:
             place = f"byte {error.start}" if isinstance(error, UnicodeDecodeError) else "encoding"
             raise BadInput(f"{where} {place}", f"not valid {encoding}.", "Save the file as UTF-8, or name its encoding.") from None
     else: text = raw

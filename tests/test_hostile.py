@@ -1,0 +1,100 @@
+"""Texts, numbers, paths and plugins that nobody should send: refused in one line, or shown spelt out; never executed, never a wrong number."""
+import json
+import os
+import re
+
+import pytest
+import yaml
+
+from ragbench.faces.cli import _invoke
+
+ESCAPES = "\x1b[2J\x1b]0;title\x07\x1b]8;;http://evil.example\x1b\\link\x1b]8;;\x1b\\\x1b]52;c;aGk=\x07\x9b31m\x00\x7f\u202egnp\u2066\u2028\U000e0041"
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
+DOCUMENTS = {"refund": "# Refunds\n\nGoods may be returned within seven days of delivery.\n\n## Fees\n\nThe seller bears the fee of 5 euros.\n",
+             "repair": "# Repair\n\nRepairs take ten working days at most.\n", "warranty": "# Warranty\n\nThe warranty lasts 24 months for batteries.\n"}
+ASKED = [("q1", "When may goods be returned?", "refund", "within seven days of delivery"), ("q2", "How long do repairs take?", "repair", "ten working days at most"),
+         ("q3", "How long is the warranty for batteries?", "warranty", "24 months for batteries")]
+
+
+class Room:
+    "A folder with a bench and an experiment, and the command line in this process."
+
+    def __init__(self, folder, capsys):
+        self.folder, self.capsys = folder, capsys
+        self.bench(), self.experiment()
+
+    def bench(self, documents=None, cases=None, **head):
+        home = self.folder / "b"
+        home.mkdir(exist_ok=True)
+        (home / "bench.yaml").write_text(yaml.safe_dump({"name": "b", **head}), encoding="utf-8")
+        self.lines("documents", [{"doc_id": d, "text": t} for d, t in DOCUMENTS.items()] if documents is None else documents)
+        self.lines("cases", [{"query_id": q, "query": query, "evidence": [{"doc_id": d, "quote": quote}]} for q, query, d, quote in ASKED] if cases is None else cases)
+
+    def lines(self, name, rows):
+        (self.folder / "b" / f"{name}.jsonl").write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows), encoding="utf-8")
+
+    def experiment(self, **change):
+        content = {"name": "x", "bench": "b", "split": "all", "matrix": {"retriever": {"A": "bm25"}}, "primary": "EvidenceRecall@800t", **change}
+        (self.folder / "x.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+
+    def go(self, *words, debug=False):
+        self.capsys.readouterr()
+        code = _invoke([str(w) for w in words], debug)
+        return code, *self.capsys.readouterr()
+
+    def run(self, **change):
+        if change: self.experiment(**change)
+        code, out, err = self.go("run", "x.yaml", "--no-report", "--json")
+        assert code == 0, err
+        return json.loads(out)
+
+    def refused(self, *says, words=("run", "x.yaml", "--no-report"), **change):
+        "Exit 2, one line that says so, nothing left behind."
+        if change: self.experiment(**change)
+        before = sorted(self.folder.rglob("*"))
+        code, out, err = self.go(*words)
+        assert code == 2 and out == "" and err.startswith("ragbench: ") and err.count("\n") == 1, (code, err)
+        for part in says: assert part in err, (part, err)
+        assert [p for p in sorted(self.folder.rglob("*")) if p not in before and "cache" not in p.parts] == []
+
+
+@pytest.fixture
+def room(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAGBENCH_CACHE", str(tmp_path / "cache"))
+    return Room(tmp_path, capsys)
+
+
+# -- terminals
+
+
+def hostile(room):
+    documents = [{"doc_id": d + ESCAPES, "text": t + ESCAPES, "title": ESCAPES, "family": d + ESCAPES, "lang": ESCAPES, "version": ESCAPES} for d, t in DOCUMENTS.items()]
+    cases = [{"query_id": q + ESCAPES, "query": query + ESCAPES, "lang": ESCAPES, "evidence": [{"doc_id": d + ESCAPES, "quote": quote, "group": ESCAPES}]} for q, query, d, quote in ASKED]
+    room.bench(documents, cases, name=ESCAPES, dataset_version=ESCAPES)
+    room.experiment(matrix={"retriever": {"A" + ESCAPES: "bm25", "B\nnote: B is best": "bm25(k1=0.9)"}})
+
+
+@pytest.mark.parametrize("words", ["run x.yaml --no-report", "plan x.yaml", "dataset validate b", "dataset stats b", "runs list"])
+def test_no_control_character_reaches_the_terminal(room, words):
+    hostile(room)
+    if words == "runs list": room.go("run", "x.yaml", "--no-report")
+    code, out, err = room.go(*words.split())
+    assert code == 0 and not CONTROLS.search(out + err) and "\nnote: B is best" not in out, err
+    code, out, err = room.go(*words.split(), "--json")
+    assert code == 0 and not CONTROLS.search(out + err) and out.count("\n") == 1
+    assert words == "plan x.yaml" or "\\u001b" in out and json.loads(out)
+
+
+def test_no_control_character_in_chunks(room):
+    (room.folder / "a.md").write_text(f"# H {ESCAPES}\n\nBody {ESCAPES} text.\n", encoding="utf-8")
+    code, out, _ = room.go("chunk", "a.md", "--chunker", "heading")
+    assert code == 0 and not CONTROLS.search(out) and "".join(json.loads(line)["text"] for line in out.splitlines()).count(ESCAPES) == 2
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_no_control_character_in_messages(room, debug):
+    room.lines("cases", [{"query_id": "q" + ESCAPES + "\nragbench: all is well", "query": "x", ESCAPES: 1, "evidence": [{"doc_id": ESCAPES, "quote": "y"}]}])
+    for words in ("run x.yaml", "dataset validate b", f"run {ESCAPES[1:6]}.yaml", f"report {ESCAPES[1:6]}"):
+        code, out, err = room.go(*words.split(" "), debug=debug)
+        assert code == 2 and not CONTROLS.search(out + err) and "\nragbench: all is well" not in err
