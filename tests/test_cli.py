@@ -638,7 +638,7 @@ def copied(study, desk):
     return [p for p in sorted((desk.folder / "cache").rglob("*")) if p.is_file() and p.suffix in (".parquet", ".npy", ".json")]
 
 
-@pytest.mark.parametrize("damage", ["flipped byte", "cut short", "empty", "no sum", "no data", "other data"])
+@pytest.mark.parametrize("damage", ["flipped byte", "cut short", "empty", "no sum", "no data", "other data", "binary sum", "changed places"])
 def test_a_damaged_cache_file_is_made_again(study, desk, damage):
     files = copied(study, desk)
     for stage in ("chunk", "search", "scores", "embed"):
@@ -649,11 +649,20 @@ def test_a_damaged_cache_file_is_made_again(study, desk, damage):
         elif damage == "empty": path.write_bytes(b"")
         elif damage == "no sum": path.with_suffix(".sum").unlink()
         elif damage == "no data": path.unlink()
+        elif damage == "binary sum": path.with_suffix(".sum").write_bytes(b"\xff\0")
+        elif damage == "changed places": changed_places(path, next(p for p in files if p.parent.name == stage and p != path))
         else: path.write_bytes(next(p for p in files if p.parent.name == stage and p != path).read_bytes() if stage != "embed" else data[:-1] + b"\0")
     done = desk.json("run", "e.yaml", "--no-report")
     assert done["results_sha256"] == study[1]["results_sha256"] and done["stages"]["run"] >= 1
     again = desk.json("run", "e.yaml", "--no-report")
     assert again["stages"]["run"] == 0 and again["results_sha256"] == study[1]["results_sha256"]
+
+
+def changed_places(a, b):
+    for x, y in ((a, b), (a.with_suffix(".sum"), b.with_suffix(".sum"))):
+        data = x.read_bytes()
+        x.write_bytes(y.read_bytes())
+        y.write_bytes(data)
 
 
 def test_two_processes_at_once_agree(study, tmp_path):
