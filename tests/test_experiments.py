@@ -259,7 +259,7 @@ def test_the_reranker_never_saw_the_family_it_scores(part, tmp_path):
     plain, before = scores(part())
     misled = sorted(before["family"].unique())[0]
     changed, after = scores(part(misled))
-    assert before["family"].nunique() == 7 and plain.fitting.key == plain.asked.key
+    assert before["family"].nunique() == 7 and plain.study.fitting.key == plain.asked.key
     gold, moved = ({c.query_id: {e.doc_id for e in c.evidence} for c in x.asked.cases} for x in (plain, changed))
     own = set(before.loc[before["family"] == misled, "query_id"])
     assert {q for q in gold if gold[q] != moved[q]} == own
