@@ -194,7 +194,9 @@ def test_plan_says_what_will_run_and_writes_no_result(desk):
     later = {s["key"]: s["cached"] for s in desk.json("plan", "e.yaml")["stages"]}
     assert set(later) == {s["key"] for s in planned} and {True, False} == set(later.values())
     code, out, _ = desk.go("plan", "e.yaml")
-    assert code == 0 and "to_run" in out and "model calls: 0" in out
+    head, *rows, total = out.splitlines()
+    assert code == 0 and head.split() == ["stage", "to", "run", "cached"] and f"of {len(planned)} stages to run; model calls: 0" in total
+    assert sum(int(r.split()[1]) + int(r.split()[2]) for r in rows) == len(planned) and any(r.startswith("fuse ") and r.endswith("merge the sources") for r in rows)
 
 
 def test_nothing_but_our_own_files_is_removed(desk, monkeypatch):
@@ -287,6 +289,8 @@ def test_a_damaged_run_is_said_and_made_again(desk):
     run = Path(done["folder"])
     shutil.copytree(run, run.parent / ".partial-999999-left")
     assert [r["run_id"] for r in desk.json("runs", "list")] == [done["run_id"]]
+    head, row = desk.go("runs", "list")[1].splitlines()
+    assert head.split()[:3] == ["run_id", "folder", "bench"] and row.startswith(done["run_id"]) and row.index("tune") == head.index("split")
     (run / "scores.parquet").write_bytes((run / "scores.parquet").read_bytes()[:-9])
     (run / "manifest.json").write_text("{", encoding="utf-8")
     desk.refused("report", run, says=("manifest.json", "damaged", "Run the experiment again."))
