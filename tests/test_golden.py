@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ragbench.core.errors import BadInput
 from ragbench.core.model import CASE_TYPES, EXPECTED, RISKS, SPLITS, Actor, Bench, Case, Document, Evidence, MustCover
-from ragbench.golden.cases import load_bench_folder, save_bench, validate_bench
+from ragbench.golden.cases import load_bench_folder, validate_bench
 from ragbench.golden.formats import import_bench, load_bench
 from ragbench.golden.parse import PARSERS, parse_file, parse_text
+from ragbench.golden.saving import save_bench
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 shared = pytest.mark.shared
