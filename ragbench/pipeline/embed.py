@@ -133,7 +133,7 @@ def _forward(ids: list[list[int]]) -> np.ndarray:
         vectors[group] = rows[:len(group)]
     return vectors
 
-# %% ../../nbs/pipeline/03_embed.ipynb #606460e3
+# %% ../../nbs/pipeline/03_embed.ipynb #4099f8bb
 @lru_cache(maxsize=4)
 def _made(call: Call, code: str) -> Encoder:
     "The encoder of a bound spec; another code hash makes another one."
@@ -145,12 +145,13 @@ def _made(call: Call, code: str) -> Encoder:
 def encoder_of(call: Call) -> Encoder:
     """The encoder that a spec names; BadInput when there is none."""
     bound = encoder.bind(call, f"encoder {call}")
-    return _made(bound, encoder.get(bound.name).code)
+    return _made(bound, encoder.plugin_code(bound.name))
 
 
 def encoder_key(call: Call) -> str:
-    """Canonical spec and hash of the weights, for cache keys."""
-    return f"{encoder.bind(call)}@{encoder_of(call).weights_hash}"
+    """Canonical spec, hash of the weights and, of a user's encoder, of its code, for cache keys."""
+    code = encoder.plugin_code(call.name)
+    return f"{encoder.bind(call)}@{encoder_of(call).weights_hash}{f'+{code}' if code else ''}"
 
 
 def embed(call: Call, texts: Sequence[str]) -> np.ndarray:
