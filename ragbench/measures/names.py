@@ -34,29 +34,41 @@ class Measure:
         """Value of a built-in measure's parameter, its default where the name does not say."""
         return dict(self.params).get(name, FAMILIES[self.name].params[name])
 
-# %% ../../nbs/measures/00_names.ipynb #133190c2
+# %% ../../nbs/measures/00_names.ipynb #593c7693
 @dataclass(frozen=True, slots=True)
 class Family:
-    """All measures of one name: cut-off units, parameters with defaults, what scoring needs, what the bare name stands for."""
+    """All measures of one name: cut-off units, parameters with defaults, what scoring needs, what the bare name stands for, what it says."""
 
     units: tuple[str, ...]
     params: Mapping[str, Any]
     needs: str = "qrels"
     spread: str = "all"
+    says: str = ""
 
 
 _PLAIN: Mapping[str, Any] = MappingProxyType({})
 _GRADE: Mapping[str, Any] = MappingProxyType({"min_grade": 1})
 FAMILIES: Mapping[str, Family] = MappingProxyType({
-    "Recall": Family(("k",), _GRADE), "Precision": Family(("k",), _GRADE), "Hit": Family(("k",), _GRADE),
-    "MRR": Family(("k", ""), _GRADE, spread="largest"), "MAP": Family(("", "k"), _GRADE, spread="none"),
-    "nDCG": Family(("k", ""), MappingProxyType({"gain": "linear"})), "bpref": Family(("",), _GRADE, spread="none"),
-    "Judged": Family(("k",), _PLAIN), "ChunkRecall": Family(("k",), _GRADE),
-    "EvidenceRecall": Family(("t", "k"), _PLAIN, "evidence"), "EvidenceRecallArea": Family(("",), MappingProxyType({"budgets": (400, 800, 1600, 3200)}), "evidence", "none"),
-    "Complete": Family(("k", "t"), _PLAIN, "evidence"), "AllRR": Family(("k", ""), _PLAIN, "evidence", "largest"),
-    "EvidencenDCG": Family(("k",), _PLAIN, "evidence"), "EvidencePrecision": Family(("k", "t"), _PLAIN, "evidence"),
-    "IoU": Family(("k", "t"), _PLAIN, "evidence"), "Redundancy": Family(("k", "t"), _PLAIN, "evidence"),
-    "MaxSourceShare": Family(("k",), _PLAIN, "evidence"), "KeywordRecall": Family(("k",), MappingProxyType({"unasked": False}), "evidence"),
+    "Recall": Family(("k",), _GRADE, says="relevant items in the top k / relevant items; with evidence, required groups that have a relevant chunk there / required groups"),
+    "Precision": Family(("k",), _GRADE, says="relevant items in the top k / k, also where fewer than k were found"),
+    "Hit": Family(("k",), _GRADE, says="1 when the top k hold anything relevant"),
+    "MRR": Family(("k", ""), _GRADE, spread="largest", says="1 / rank of the first relevant item; with evidence, of the first chunk that covers a core group"),
+    "MAP": Family(("", "k"), _GRADE, spread="none", says="mean of the precision at each relevant item's rank, over the relevant items"),
+    "nDCG": Family(("k", ""), MappingProxyType({"gain": "linear"}), says="discounted gain of the grades / that of the ideal order; compares within one chunking"),
+    "bpref": Family(("",), _GRADE, spread="none", says="how seldom judged irrelevant items stand before relevant ones; unjudged ones do not count"),
+    "Judged": Family(("k",), _PLAIN, says="judged items in the top k / items there"),
+    "ChunkRecall": Family(("k",), _GRADE, says="relevant chunks in the top k / relevant chunks"),
+    "EvidenceRecall": Family(("t", "k"), _PLAIN, "evidence", says="required groups found whole in the union of hits up to k hits or t tokens / required groups; by tokens it compares chunkers"),
+    "EvidenceRecallArea": Family(("",), MappingProxyType({"budgets": (400, 800, 1600, 3200)}), "evidence", "none", "area under EvidenceRecall over the logarithm of the token budget"),
+    "Complete": Family(("k", "t"), _PLAIN, "evidence", says="1 when every required group is found"),
+    "AllRR": Family(("k", ""), _PLAIN, "evidence", "largest", "1 / rank at which the last required group is covered"),
+    "EvidencenDCG": Family(("k",), _PLAIN, "evidence", says="discounted grades of groups at the rank that first covers them / ideal; the ideal is the same for every chunking"),
+    "EvidencePrecision": Family(("k", "t"), _PLAIN, "evidence", says="gold characters retrieved / characters retrieved, repeats paid"),
+    "IoU": Family(("k", "t"), _PLAIN, "evidence", says="characters both gold and retrieved / either"),
+    "Redundancy": Family(("k", "t"), _PLAIN, "evidence", says="share of retrieved characters that already stood higher up"),
+    "MaxSourceShare": Family(("k",), _PLAIN, "evidence", says="largest share of the top k from one document family"),
+    "KeywordRecall": Family(("k",), MappingProxyType({"unasked": False}), "evidence", says="keywords found in the top k / keywords; with unasked=True only those that the query does not hold"),
+    # named so that they are recognised; scored by later rooms
     **{name: Family(("k",), _PLAIN, "view") for name in ("SupersededRetrievalRate",)},
     **{name: Family(("",), _PLAIN, "view", "none") for name in ("UnauthorizedRetrievalRate", "FalseRecallRate")},
     **{name: Family(("",), _PLAIN, "answers", "none") for name in (
