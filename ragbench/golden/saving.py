@@ -42,7 +42,7 @@ def case_record(case: Case) -> dict[str, Any]:
     return {**out, "actor": {"role": case.actor.role, "tenant": case.actor.tenant}, "evidence": labels(case.evidence), "protected_evidence": labels(case.protected_evidence),
             "must_cover": points, "metadata_filter": dict(case.metadata_filter)}
 
-# %% ../../nbs/golden/01d_saving.ipynb #9b065eac
+# %% ../../nbs/golden/01d_saving.ipynb #cc2596f7
 FILES = ("bench.yaml", "documents.jsonl", "cases.jsonl")
 PREVIOUS = ".previous"
 _BY_HAND = ("description", "license", "licence", "strict")
@@ -56,7 +56,8 @@ def check_target(folder: str | Path, replace: bool = False) -> None:
     BadInput : something stands there, and it is not a bench to replace
     """
     target = Path(folder)
-    if not target.exists() and not target.is_symlink() or target.is_dir() and not any(target.iterdir()): return
+    if target.is_symlink() and not target.exists(): raise BadInput(str(folder), "is a link that leads nowhere.", "Name a new folder.")
+    if not target.exists() or target.is_dir() and not any(target.iterdir()): return
     bench = target.is_dir() and (target / "bench.yaml").is_file()
     if not bench: raise BadInput(str(folder), "exists and is not empty." if not replace else "exists and is no bench: it holds no bench.yaml.", "Name a new folder.")
     if not replace: raise BadInput(str(folder), "exists and is not empty.", "Add --replace to put the new bench in its place, or name a new folder.")
