@@ -75,7 +75,7 @@ def _line(text: object) -> str:
 def _say(text: str) -> None:
     _echo(text, err=True)
 
-# %% ../../nbs/faces/04_cli.ipynb #44db7382
+# %% ../../nbs/faces/04_cli.ipynb #34781850
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
                   help="Measure a RAG system against evidence in its source text: which configuration is better, and at which stage evidence is lost.")
 dataset = typer.Typer(no_args_is_help=True, help="The golden set: validate, count, import.")
@@ -247,15 +247,30 @@ def stats(bench: str, as_json: Json = False) -> None:
 
 
 @dataset.command("import")
-def import_(source: Path, format: Annotated[str, typer.Option("--format", help="table, squad, spans, beir.")], out: Annotated[Path, typer.Option("--out", help="Bench folder to write.")],
+def import_(source: Path, format: Annotated[str, typer.Option("--format", help="table, cases, squad, spans, beir, autorag, ragas.")], out: Annotated[Path, typer.Option("--out", help="Bench folder to write.")],
             docs: Annotated[Path | None, typer.Option("--docs", help="Folder of documents, where the format keeps them apart.")] = None,
-            encoding: Annotated[str | None, typer.Option("--encoding", help="Named encoding of the questions, such as gbk.")] = None, as_json: Json = False) -> None:
-    """Turn other data into a bench folder; what was read and how is said."""
+            encoding: Annotated[str | None, typer.Option("--encoding", help="Named encoding of the questions, such as gbk.")] = None,
+            replace: Annotated[bool, typer.Option("--replace", help="Take the place of the bench in the folder; files that were added to it are kept.")] = False, as_json: Json = False) -> None:
+    """Turn other data into a bench folder; all faults at once, or what was read and how."""
     from ragbench.golden.formats import import_bench
     spec = {"format": format, "path": str(source.resolve())} | ({"docs": str(docs.resolve())} if docs else {}) | ({"encoding": encoding} if encoding else {})
-    bench = import_bench(spec, out)
-    if as_json: _echo(to_json({"bench": str(out), "documents": len(bench.documents), "cases": len(bench.cases), "notes": list(bench.notes)}))
-    else: _echo("\n".join([*map(_line, [repr(bench), *bench.notes]), *(["Splits are by family; with few cases, write split: all in the experiment."] if bench.split_by_us else []), f"bench: {out}"]))
+    try: bench = import_bench(spec, out, replace=replace)
+    except BadInput as error:
+        if not _told(error, None if format == "table" else 20, as_json): raise
+        raise typer.Exit(2) from error
+    if as_json: _echo(to_json({"ok": True, "bench": str(out), "documents": len(bench.documents), "cases": len(bench.cases), "notes": list(bench.notes)}))
+    else: _echo("\n".join([*map(_line, [repr(bench), *bench.notes[:20]]), *([f"… and {len(bench.notes) - 20} more notes; --json lists all"] if len(bench.notes) > 20 else []), *(["Splits are by family; with few cases, write split: all in the experiment."] if bench.split_by_us else []), f"bench: {out}"]))
+
+
+def _told(error: BadInput, limit: int | None, as_json: bool) -> bool:
+    "Whether a source's faults were told: as `validate` has them, or each in a line on standard error."
+    from ragbench.golden.records import Fault, Faulty, listing
+    faults = error.faults if isinstance(error, Faulty) else (Fault(error.where, None, "", error.what, error.remedy),)
+    if as_json: _echo(to_json({"ok": False, "faults": [_fields(f) for f in faults]}))
+    elif len(faults) > 1:
+        more = "; --json lists all" if limit is not None and len(faults) > limit else ""
+        _say("\n".join([*(f"ragbench: {_line(said)}" for said in listing(faults, limit)), f"{len(faults)} faults, nothing was written{more}"]))
+    return as_json or len(faults) > 1
 
 
 @runs.command("list")
