@@ -207,7 +207,7 @@ def benches(draw):
     cases = []
     for i in range(draw(st.integers(1, 4))):
         document = draw(st.sampled_from(documents))
-        start = draw(st.integers(0, len(document.text) - 1))
+        start = draw(st.sampled_from([i for i, c in enumerate(document.text) if not c.isspace()]))
         end = draw(st.integers(start + 1, len(document.text)))
         evidence = Evidence(document.doc_id, start, end, document.text[start:end], draw(st.integers(2, 3)), draw(names), draw(names))
         cases.append(Case(f"q{i}", "? " + draw(texts), type=draw(st.sampled_from(sorted(set(CASE_TYPES) - {"unanswerable"}))), risk=draw(st.sampled_from(RISKS)), actor=Actor(draw(st.none() | names), None),

@@ -98,3 +98,71 @@ def test_no_control_character_in_messages(room, debug):
     for words in ("run x.yaml", "dataset validate b", f"run {ESCAPES[1:6]}.yaml", f"report {ESCAPES[1:6]}"):
         code, out, err = room.go(*words.split(" "), debug=debug)
         assert code == 2 and not CONTROLS.search(out + err) and "\nragbench: all is well" not in err
+
+
+# -- records
+
+
+def case(**change):
+    return {"query_id": "q1", "query": "When?", "evidence": [{"doc_id": "refund", "quote": "within seven days"}], **change}
+
+
+BAD_CASES = {
+    "infinite": (json.dumps(case())[:-1] + ', "metadata_filter": {"x": 1e400}}', "beyond every number"), "NaN": (json.dumps(case())[:-1] + ', "metadata_filter": {"x": NaN}}', "NaN is no number"),
+    "huge int": (json.dumps(case())[:-1] + f', "metadata_filter": {{"x": {"9" * 5000}}}}}', "too long"), "deep": ("[" * 10_000 + "]" * 10_000, "nested too deep"), "tail": (json.dumps(case()) + " trailing", "Extra data"),
+    "twice": (json.dumps(case())[:-1] + ', "query": "again"}', "stands twice"), "half a pair": (json.dumps(case(query="\ud800")), "surrogate"), "NUL": ("\0", "no JSON"),
+    "grade": (case(evidence=[{"doc_id": "refund", "quote": "within seven days", "grade": 10 ** 30}]), "too high a grade"), "blank": (case(evidence=[{"doc_id": "refund", "start": 9, "end": 11}]), "nothing visible"),
+    "beyond": (case(evidence=[{"doc_id": "refund", "start": 0, "end": 10 ** 30}]), "beyond the text"), "negative": (case(evidence=[{"doc_id": "refund", "start": -1, "end": 3}]), "negative")}
+
+
+@pytest.mark.parametrize("name", BAD_CASES)
+def test_odd_records_are_refused_by_run_and_validate_alike(room, name):
+    line, says = BAD_CASES[name]
+    room.lines("cases", [line])
+    room.refused("cases.jsonl line 1", says)
+    code, out, err = room.go("dataset", "validate", "b", "--json")
+    assert code == 2 and any(says in f["found"] for f in json.loads(out)["faults"])
+
+
+BAD_HEADS = {"bomb": "a: &a [x, x]\nname: b\nb: [*a, *a]\n", "twice": "name: b\nname: c\n", "object": "name: !!python/object/apply:os.system [id]\n", "odd tag": "name: b\nx: !!bool maybe\n",
+             "odd day": "name: !!timestamp x\n", "half a pair": 'name: "a\\ud800"\n', "deep": "name: " + "[" * 3000 + "\n", "NUL": "name: a\0b\n", "list": "- a\n"}
+
+
+@pytest.mark.parametrize("name", BAD_HEADS)
+def test_odd_yaml_is_refused(room, name):
+    (room.folder / "b" / "bench.yaml").write_text(BAD_HEADS[name], encoding="utf-8")
+    room.refused("bench.yaml")
+    (room.folder / "x.yaml").write_text(BAD_HEADS[name] + "bench: b\nmatrix: {retriever: {A: bm25}}\n", encoding="utf-8")
+    room.refused("x.yaml")
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x.md", "a\0b.md", "loop.md", "out.md", "x" * 300 + ".md", "pipe.md", "folder.md", "."])
+def test_paths_that_lead_elsewhere_are_refused(room, path):
+    home = room.folder / "b"
+    (room.folder / "x.md").write_text("secret", encoding="utf-8")
+    os.symlink("loop.md", home / "loop.md"), os.symlink("../x.md", home / "out.md"), os.mkfifo(home / "pipe.md"), (home / "folder.md").mkdir()
+    room.lines("documents", [{"doc_id": "refund", "path": path}])
+    room.refused("documents.jsonl line 1, path")
+
+
+@pytest.mark.parametrize("spec", ["bm25(k1=" + "9" * 400 + ")", "bm25(k1=1e999)", "bm25 >> ltr(top_n=1" + "0" * 30 + ")", "9" * 400 + "*bm25", "rrf(dense, bm25, k=1" + "0" * 400 + ")"])
+def test_numbers_without_end_in_a_spec_are_refused(room, spec):
+    room.refused("x.yaml", matrix={"retriever": {"A": spec}})
+
+
+# -- names that our tables use themselves
+
+
+def test_labels_may_have_the_names_of_our_columns(room):
+    from ragbench.engine.results import Results
+    from ragbench.faces import charts, fragments
+    room.lines("cases", [case(query="zzz unrelated", lang="config"), case(query_id="q2", query="Goods", lang="n")])
+    names = ("measure", "grade", "document", "group", "config", "needed evidence", "mean")
+    done = room.run(matrix={"retriever": {n: f"bm25(k1={1 + i / 10})" for i, n in enumerate(names)}}, base={"k": 1})
+    results = Results.open(done["folder"])
+    table = charts.by_measure(results.leaderboard())
+    assert table.columns[0] == "measure" and set(table.columns[1:]) == {*names} - {"measure"} | {"measure (configuration)"}
+    strata = charts.strata_table(results.by_stratum(by="lang"))
+    assert list(strata.columns) == ["config", "config (stratum)", "n"] and set(strata["config"]) == set(names)
+    cards = fragments.bad_cases_html(results).html
+    assert all(f"{n} (configuration)" in cards or n not in ("grade", "document", "group", "needed evidence") for n in {w for w in names if f"<code>{w}</code>" in cards})

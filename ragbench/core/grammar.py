@@ -76,7 +76,7 @@ def _show(value: object) -> str:
     if isinstance(value, tuple): return f"[{', '.join(map(_show, value))}]"
     return str(value)
 
-# %% ../../nbs/core/02a_grammar.ipynb #a9bb3278
+# %% ../../nbs/core/02a_grammar.ipynb #c195e9c7
 MAX_LENGTH, MAX_DEPTH = 2000, 40
 
 
@@ -169,6 +169,7 @@ class _Reader:
         return self.literal(node)
 
     def literal(self, node: ast.AST) -> Literal:
+        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not abs(node.value) < _END: raise self.refuse(node, "a number of 10^15 or more")
         if isinstance(node, ast.Constant) and isinstance(node.value, (int, float, str, bool, type(None))): return node.value
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
             if isinstance(node.operand.value, (int, float)) and not isinstance(node.operand.value, bool): return -node.operand.value
@@ -176,6 +177,7 @@ class _Reader:
         raise self.refuse(node, _KINDS.get(type(node), type(node).__name__))
 
 
+_END = 10 ** 15                                                 # beyond it a number loses digits on its way through the canonical form
 _KINDS = {ast.Attribute: "attribute access", ast.Subscript: "an index", ast.Lambda: "a lambda", ast.Constant: "a bare value",
           ast.JoinedStr: "a formatted string", ast.BinOp: "this operator", ast.UnaryOp: "this operator", ast.Compare: "a comparison",
           ast.Dict: "a mapping", ast.ListComp: "a comprehension", ast.IfExp: "a condition", ast.Starred: "unpacking"}

@@ -17,7 +17,7 @@ if TYPE_CHECKING: import altair as alt
 
 # %% auto #0
 __all__ = ['UNDEFINED', 'PALETTE', 'SHAPES', 'FEW', 'number', 'signed', 'interval', 'counted', 'leaderboard_chart', 'ranked',
-           'scoreboard', 'digest', 'by_measure', 'curve_chart', 'curve_table', 'heat_map', 'strata_table',
+           'beside', 'scoreboard', 'digest', 'by_measure', 'curve_chart', 'curve_table', 'heat_map', 'strata_table',
            'latency_chart', 'differences_chart', 'chunking_chart']
 
 # %% ../../nbs/faces/01_charts.ipynb #433f44ac
@@ -122,7 +122,12 @@ def ranked(frame: pd.DataFrame, measure: str) -> pd.DataFrame:
     rows = frame[frame["measure"] == measure]
     return rows.sort_values(["mean", "config"], ascending=[False, True], kind="stable", na_position="last").reset_index(drop=True)
 
-# %% ../../nbs/faces/01_charts.ipynb #9d89d482
+# %% ../../nbs/faces/01_charts.ipynb #c374526c
+def beside(label: str, *columns: str, what: str = "configuration") -> str:
+    """A user's label as the name of a column that stands beside ours: one of the same name says what it is."""
+    return f"{label} ({what})" if label in columns else label
+
+
 def scoreboard(frame: pd.DataFrame, measures: Sequence[str] | None = None) -> pd.DataFrame:
     """Configuration × measure, best first by the first measure; cells `mean [low, high]`, with n where it is below the largest of its column.
 
@@ -137,7 +142,7 @@ def scoreboard(frame: pd.DataFrame, measures: Sequence[str] | None = None) -> pd
         rows = frame[frame["measure"] == measure]
         most = rows["n"].max()
         for r in rows.to_dict("records"):
-            wide[r["config"]][measure] = _cell(r) + ("" if r["n"] == most and r["n"] else f" (n = {int(r['n'])})")
+            wide[r["config"]][beside(measure, "config", what="measure")] = _cell(r) + ("" if r["n"] == most and r["n"] else f" (n = {int(r['n'])})")
     return pd.DataFrame([{"config": c, **cells} for c, cells in wide.items()])
 
 
@@ -145,7 +150,7 @@ def _cell(row: Mapping[Any, Any]) -> str:
     mean, bounds = number(row["mean"]), interval(row["low"], row["high"])
     return mean if UNDEFINED in (mean, bounds) else f"{mean} {bounds}"
 
-# %% ../../nbs/faces/01_charts.ipynb #8d11d6bc
+# %% ../../nbs/faces/01_charts.ipynb #1bcaf151
 def digest(measures: Sequence[str], primary: str | None = None, limit: int = 6) -> list[str]:
     """The primary measure, then one measure of each other family, at its middle cut-off; `limit` in all."""
     families: dict[str, list[str]] = {}
@@ -157,7 +162,8 @@ def digest(measures: Sequence[str], primary: str | None = None, limit: int = 6) 
 
 def by_measure(frame: pd.DataFrame) -> pd.DataFrame:
     """Measure × configuration, each cell `mean [low, high]`: the scoreboard on its side."""
-    return scoreboard(frame).set_index("config").T.reset_index(names="measure").rename_axis(columns=None) if len(frame) else frame
+    if not len(frame): return frame
+    return scoreboard(frame).set_index("config").rename(index=lambda c: beside(c, "measure")).T.reset_index(names="measure").rename_axis(columns=None)
 
 # %% ../../nbs/faces/01_charts.ipynb #93e9df8f
 def curve_chart(frame: pd.DataFrame, measure: str, unit: str = "k") -> alt.LayerChart:
@@ -202,7 +208,7 @@ def curve_table(frame: pd.DataFrame, unit: str = "k") -> pd.DataFrame:
     table = pd.DataFrame(list(rows.values()))
     return table[[c for c in table if c != "n"] + ["n"]] if len(table) else table
 
-# %% ../../nbs/faces/01_charts.ipynb #e5ce2e20
+# %% ../../nbs/faces/01_charts.ipynb #111b9740
 FEW = 20
 
 
@@ -237,7 +243,7 @@ def heat_map(frame: pd.DataFrame, measure: str, by: str = "type") -> alt.LayerCh
 def strata_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Configuration × stratum, each cell `mean (n)`."""
     rows: dict[str, dict[str, str]] = {}
-    for r in frame.to_dict("records"): rows.setdefault(r["config"], {})[str(r["stratum"])] = f"{number(r['mean'])} ({int(r['n'])})"
+    for r in frame.to_dict("records"): rows.setdefault(r["config"], {})[beside(str(r["stratum"]), "config", what="stratum")] = f"{number(r['mean'])} ({int(r['n'])})"
     return pd.DataFrame([{"config": c, **rows[c]} for c in dict.fromkeys(frame["config"])])
 
 # %% ../../nbs/faces/01_charts.ipynb #ef444dc4

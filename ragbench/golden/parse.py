@@ -81,7 +81,7 @@ def unique_names(names: Iterable[str]) -> list[str]:
         out.append(new)
     return out
 
-# %% ../../nbs/golden/01_parse.ipynb #c6d9ceec
+# %% ../../nbs/golden/01_parse.ipynb #4eb26b7c
 _FRONT = re.compile(r"---[ \t]*\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.S | re.M)
 
 
@@ -92,13 +92,13 @@ class _Plain(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent): raise yaml.YAMLError("aliases are not read")
         return super().compose_node(parent, index)
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         twice = [k for k, n in Counter(k.value for k, _ in node.value if isinstance(k, yaml.ScalarNode)).items() if n > 1]
         if twice: raise yaml.YAMLError(f"the key {shown(twice[0])} stands twice")
         return node
 
-    def construct_scalar(self, node: yaml.ScalarNode) -> Any:
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
         if _HALF.search(str(node.value)): raise yaml.YAMLError("half a surrogate pair")
         return super().construct_scalar(node)
 
