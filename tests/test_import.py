@@ -166,7 +166,7 @@ def test_a_bench_of_one_split(desk, matrix, asked):
     before = sorted(desk.folder.rglob("*"))
     if asked == "locked":
         code, out, err = desk.run(split="locked", matrix=matrix)
-        assert code == 0 and err == "" and json.loads(out)["leaderboard"][0]["n"] == 9
+        assert code == 0 and all(line.startswith("note: ") for line in err.splitlines()) and json.loads(out)["leaderboard"][0]["n"] == 9
     else:
         code, out, err = desk.run(matrix=matrix)
         assert code == 2 and "split tune: 问题 has no case in it. Choose another split." in err
@@ -193,18 +193,17 @@ def row(n, **change):
     return rows
 
 
-BAD = {"quote of no document": (row(3, quote="运费由顾客承担"), HEAD, ("问题.csv row 3", "'运费由顾客承担'", "Copy the words of the document")),
+BAD = {"quote of no document": (row(3, quote="运费由顾客承担"), HEAD, ("问题.csv row 3, 原文", "'运费由顾客承担'", "Copy the words of the document", "退款规则 60-67", "'商城' for '顾客'")),
        "quote of another file": (row(2, file="发票.md"), HEAD, ("问题.csv row 2", "does not stand in 发票", "It stands in 退款规则")),
        "unknown file": (row(2, file="退款规责.md"), HEAD, ("问题.csv row 2", "'退款规责.md'", "退款规则")),
        "answer without quote": (row(4, quote=""), HEAD, ("问题.csv row 4", "no quote that holds it", "Copy the sentence")),
        "unknown type": (row(5, type="闲聊"), HEAD, ("问题.csv row 5", "'闲聊'", "Valid: ")),
        "unknown risk": (row(5, risk="P9"), HEAD, ("问题.csv row 5", "'P9'", "P0")),
-       "no question": (row(6, query=""), HEAD, ("问题.csv row 6", "query", "is missing")),
+       "no question": (row(6, query=""), HEAD, ("问题.csv row 6, 问题", "is missing")),
        "no column of questions": (ROWS, ["文", *HEAD[1:]], ("问题.csv row 1", "no column of questions", "问题")),
        "two columns of questions": (ROWS, ["问题", "提问", *HEAD[2:]], ("问题.csv row 1", "2 columns mean query")),
        "quote of an unanswerable": (row(11, quote="积分两年内有效。"), HEAD, ("问题.csv row 11", "unanswerable")),
-       "several": (row(5, risk="P9", type="闲聊", quote="没有"), HEAD, ("问题.csv row 5", "(and 2 more: rows 5)")),
-       "several rows": (row(5, risk="P9")[:5] + row(7, type="闲聊")[5:], HEAD, ("问题.csv row 5", "(and 1 more: rows 7)"))}
+       "no column of quotes": ([[r[0], r[1]] for r in ROWS], HEAD[:2], ("问题.csv row 1", "no column of quotes, though 9 rows have an answer", "原文"))}
 
 
 @pytest.mark.parametrize("kind", ["csv", "xlsx"])
@@ -213,6 +212,145 @@ def test_bad_rows_are_named(desk, name, kind):
     rows, head, says = BAD[name]
     (write_csv if kind == "csv" else write_xlsx)(desk.folder / f"问题.{kind}", rows, head)
     desk.refused("dataset", "import", f"问题.{kind}", "--format", "table", "--docs", "资料", "--out", "mine", says=[s.replace(".csv", f".{kind}") for s in says])
+
+
+MANY = [["退货的运费谁出？", "商城。", "运费由顾客承担", "", "", "P9"], ["电池保多久？", "半年。", "电池保修八个月", "保修说明.md", "闲聊", "中"], ["", "有。", "积分两年内无效", "", "事实", "低"],
+        ["What about a hot speaker?", "A battery.", "Owners receive a new battery free of  charge within 10 days.", "", "事实", "高"], ["多久能退？", "十五天。", "", "", "事实", "高"],
+        ["客服几点下班？", "21:00。", "客服热线……9:00 到 21:00", "门店.md", "事实", "低"], ["月亮多远？", "很远。", "月球距地球约三十八万公里", "", "事实", "低"], ["定制的能退吗？", "不能。", "刻字的商品不支持无理由退货", "退款规责.md", "事实", "中"]]
+TOLD = [(2, "风险", "'P9'", "P0"), (2, "原文", "'运费由顾客承担' stands in no document", "the nearest passage, 退款规则 60-67, reads '运费由商城承担' (it has '商城' for '顾客')"), (3, "类型", "'闲聊'", "Valid"),
+        (3, "原文", "does not stand in 保修说明", "reads '电池保修六个月' (it has '六' for '八')"), (4, "问题", "is missing", ""), (4, "原文", "'积分两年内无效'", "'积分两年内有效' (it has '有' for '无')"),
+        (5, "原文", "stands in no document", "'get' for 'receive', 'ten' for '10'"), (6, "原文", "has an answer, but no quote", "Copy the sentence"), (7, "原文", "does not stand in 门店", "give each as a quote of its own"),
+        (8, "原文", "stands in no document", "Copy the words of the document."), (9, "文件", "'退款规责.md'", "退款规则")]
+
+
+@pytest.mark.parametrize("kind", ["csv", "xlsx"])
+def test_all_faults_at_once(desk, kind):
+    "A spreadsheet with eleven faults tells eleven, by row and column, and what to write instead; the remedy is a quote that is found."
+    (write_csv if kind == "csv" else write_xlsx)(desk.folder / f"错.{kind}", MANY, ["问题", "答案", "原文", "文件", "类型", "风险"])
+    before = sorted(desk.folder.rglob("*"))
+    code, out, err = desk.take(f"错.{kind}")
+    assert code == 2 and out == "" and sorted(desk.folder.rglob("*")) == before
+    *lines, last = err.splitlines()
+    assert last == "11 faults, nothing was written" and all(line.startswith(f"ragbench: 错.{kind} row ") for line in lines)
+    code, out, err = desk.take(f"错.{kind}", "mine", "--json")
+    found = json.loads(out)
+    assert code == 2 and err == "" and found["ok"] is False and sorted(desk.folder.rglob("*")) == before
+    at = lambda f: (f["line"], f["field"])  # noqa: E731
+    assert sorted(map(at, found["faults"])) == sorted(t[:2] for t in TOLD) and [f["line"] for f in found["faults"]] == sorted(t[0] for t in TOLD)
+    told = {at(f): f for f in found["faults"]}
+    for n, column, says, remedy in TOLD: assert says in told[n, column]["found"] and remedy in told[n, column]["remedy"] and set(told[n, column]) == {"file", "line", "field", "found", "remedy"}
+    assert "dataset validate" not in out + "".join(lines)
+    mended = [["退货的运费谁出？", "商城。", "运费由商城承担", "", "", "P1"], ["hot?", "b", "Owners get a new battery free of charge within ten days", "", "事实", "高"]]
+    write_csv(desk.folder / "mended.csv", mended, ["问题", "答案", "原文", "文件", "类型", "风险"])
+    assert desk.take("mended.csv")[0] == 0
+
+
+def test_broken_documents_and_labels_are_all_told(desk):
+    for name in ("a.txt", "b.txt"): (desk.folder / "资料" / name).write_bytes("旧的规则。".encode("gbk"))
+    code, _, err = desk.take()
+    assert code == 2 and err.count("can be read as GBK") == 2 and "ragbench: a.txt" in err and "ragbench: b.txt" in err and "--encoding gbk" in err
+    for name in ("a.txt", "b.txt"): (desk.folder / "资料" / name).unlink()
+    (desk.folder / "资料" / "新.md").write_text("---\n状态: 没有\n---\n新规则。\n", encoding="utf-8")
+    write_csv(desk.folder / "问题.csv", row(5, risk="P9"))
+    code, _, err = desk.take()
+    assert code == 2 and "新.md line 1, " in err and "问题.csv row 5, 风险" in err
+
+
+def test_a_single_fault_is_one_line_and_one_record(desk):
+    write_csv(desk.folder / "问题.csv", row(5, risk="P9"))
+    code, out, err = desk.take("问题.csv", "mine", "--json")
+    assert code == 2 and json.loads(out)["faults"][0]["line"] == 5 and err == ""
+    code, out, _ = desk.take("none.csv", "mine", "--json")
+    assert code == 2 and "no such file" in json.loads(out)["faults"][0]["found"]
+
+
+def test_notes_say_what_became_of_cells_and_rows(desk):
+    silent = [[f"第 {i} 问？", "", "", "", "顾客", "", "低"] for i in range(12)]
+    write_csv(desk.folder / "问题.csv", [*ROWS, *silent])
+    code, out, err = desk.take()
+    assert code == 0 and "1 quote cell of several lines became 2 required groups: row 8." in out
+    assert "12 rows without quote and answer became unanswerable: rows 12, 13, 14, 15, 16, 17, 18, 19, 20, 21 and 2 more." in out
+    notes = json.loads(desk.take("问题.csv", "again", "--json")[1])["notes"]
+    assert len(notes) == len(set(notes)) and sum("taken as alternatives" in n for n in notes) == 1 and sum("white space let differ" in n for n in notes) == 1
+
+
+def test_replace_takes_the_place_of_a_bench(desk):
+    desk.take()
+    desk.refused("dataset", "import", "问题.csv", "--format", "table", "--docs", "资料", "--out", "mine", says=("exists and is not empty", "--replace"))
+    old = {p.name: p.read_bytes() for p in (desk.folder / "mine").iterdir()}
+    (desk.folder / "mine" / "备注.txt").write_text("手写", encoding="utf-8")
+    (desk.folder / "mine" / "raw").mkdir()
+    (desk.folder / "mine" / "raw" / "a.csv").write_text("x")
+    write_csv(desk.folder / "问题.csv", row(5, risk="P9"))
+    code, _, err = desk.take("问题.csv", "mine", "--replace")
+    assert code == 2 and {n: (desk.folder / "mine" / n).read_bytes() for n in old} == old
+    write_csv(desk.folder / "问题.csv", ROWS[:4])
+    code, out, err = desk.take("问题.csv", "mine", "--replace")
+    assert code == 0 and err == "" and "Kept from its folder: raw/, 备注.txt." in out and "was replaced" in out
+    assert len(desk.bench().cases) == 4 and (desk.folder / "mine" / "备注.txt").read_text(encoding="utf-8") == "手写" and (desk.folder / "mine" / "raw" / "a.csv").read_text() == "x"
+    assert {n: (desk.folder / "mine" / ".previous" / n).read_bytes() for n in old} == old and not [p for p in desk.folder.iterdir() if p.name.startswith(".mine")]
+    assert desk.go("dataset", "validate", "mine")[0] == 0 and desk.take("问题.csv", "new", "--replace")[0] == 0
+
+
+def test_replace_refuses_anything_but_a_bench(desk, monkeypatch):
+    (desk.folder / "other").mkdir()
+    (desk.folder / "other" / "thesis.doc").write_text("years of work")
+    for out in ("other", "资料", "问题.csv"): desk.refused("dataset", "import", "问题.csv", "--format", "table", "--docs", "资料", "--out", out, "--replace", says=("is no bench", "Name a new folder"))
+    desk.take()
+    monkeypatch.chdir(desk.folder / "mine")
+    desk.refused("dataset", "import", "../问题.csv", "--format", "table", "--docs", "../资料", "--out", ".", "--replace", says="the folder that this command runs in")
+
+
+def test_a_failed_swap_leaves_the_old_bench(desk, monkeypatch):
+    import os
+    desk.take()
+    old, real, calls = {p.name: p.read_bytes() for p in (desk.folder / "mine").iterdir()}, os.replace, []
+
+    def replace(source, target):
+        calls.append(1)
+        if len(calls) == 2: raise OSError(28, "No space left on device")
+        real(source, target)
+    monkeypatch.setattr(os, "replace", replace)
+    code, _, err = desk.take("问题.csv", "mine", "--replace")
+    assert code == 2 and "nothing was changed" in err and {p.name: p.read_bytes() for p in (desk.folder / "mine").iterdir()} == old
+    assert not [p for p in desk.folder.iterdir() if p.name.startswith(".mine")]
+
+
+def test_other_formats_list_twenty_faults(desk):
+    squad = {"data": [{"title": "t", "paragraphs": [{"context": "Returns within 15 days.", "qas": [{"id": f"q{i}", "question": "?", "answers": [{"text": "15 days", "answer_start": i}]} for i in range(30)]}]}]}
+    (desk.folder / "s.json").write_text(json.dumps(squad))
+    code, out, err = desk.go("dataset", "import", "s.json", "--format", "squad", "--out", "mine")
+    assert code == 2 and err.count("It stands at 15-22") == 20 and "… and 9 more faults" in err and err.splitlines()[-1] == "29 faults, nothing was written; --json lists all"
+    assert len(json.loads(desk.go("dataset", "import", "s.json", "--format", "squad", "--out", "mine", "--json")[1])["faults"]) == 29
+    records = [{"id": i, "question": "?", "relevant_doc_ids": [f"退款规贝{i}"]} for i in range(5)]
+    (desk.folder / "c.json").write_text(json.dumps(records))
+    code, _, err = desk.go("dataset", "import", "c.json", "--format", "cases", "--docs", "资料", "--out", "mine")
+    assert code == 2 and err.count("unknown id") == 5 and "c.json record 3" in err and "5 faults, nothing was written" in err and not (desk.folder / "mine").exists()
+    (desk.folder / "beir").mkdir()
+    for name, text in {"corpus.jsonl": '{"_id": "d", "text": "wing"}', "queries.jsonl": '{"_id": "q", "text": "?"}', "qrels.tsv": "".join(f"q\tx{i}\t1\n" for i in range(5))}.items(): (desk.folder / "beir" / name).write_text(text)
+    assert desk.go("dataset", "import", "beir", "--format", "beir", "--out", "mine")[2].count("unknown document") == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lang", ["zh", "en"])
+def test_hundreds_of_bad_quotes_are_told_in_time(tmp_path, lang):
+    import random
+    import time
+
+    from ragbench.core.model import Document
+    from ragbench.golden.anchor import Library
+    rng = random.Random(5)
+    words = [chr(rng.randrange(0x4e00, 0x5e00)) for _ in range(1500)] if lang == "zh" else ["".join(rng.choices("etaoinshrdlucmfwypvbgk", k=rng.randint(2, 9))) for _ in range(5000)]
+    texts = [("" if lang == "zh" else " ").join(rng.choices(words, k=17_000 if lang == "zh" else 7500)) for _ in range(100)]
+    shelf = Library(Document(f"d{i}", text) for i, text in enumerate(texts))
+    assert sum(len(t.encode()) for t in texts) > 4_500_000
+    start, right = time.perf_counter(), 0
+    for _ in range(500):
+        i, at = rng.randrange(100), rng.randrange(10_000)
+        quote = texts[i][at:at + rng.randint(30, 150)]
+        near = shelf.passages.nearest(quote[:11] + "##" + quote[14:])
+        right += near is not None and near.doc_id == f"d{i}" and abs(near.start - at) < 12
+    assert right >= 495 and time.perf_counter() - start < 30
 
 
 def test_bad_sources_and_places_are_refused(desk):
