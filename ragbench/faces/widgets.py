@@ -28,7 +28,7 @@ from .panels import apology_html, case_html, fusion_html, leaderboard_html, pane
 # %% auto #0
 __all__ = ['RUN', 'plain', 'LeaderboardView', 'FusionSlider', 'CaseView', 'find_run', 'Workbench']
 
-# %% ../../nbs/faces/03_widgets.ipynb #0d42fc35
+# %% ../../nbs/faces/03_widgets.ipynb #3345293d
 def plain(value: Any) -> Any:
     """Plain data: lists, dicts, text, numbers; undefined is None."""
     if isinstance(value, pd.DataFrame): return [plain(r) for r in value.to_dict("records")]
@@ -42,10 +42,15 @@ def _style() -> W.HTML:
     return W.HTML(style_html(), layout=W.Layout(display="none"))
 
 
+def _select(options: Sequence[Any], description: str, **more: Any) -> W.Dropdown:
+    "A choice as wide as its longest entry."
+    return W.Dropdown(options=options, description=description, style={"description_width": "initial"}, layout=W.Layout(width="max-content", max_width="98%"), **more)
+
+
 def _row(*controls: W.Widget) -> W.HBox:
     return W.HBox(controls, layout=W.Layout(flex_flow="row wrap"))
 
-# %% ../../nbs/faces/03_widgets.ipynb #3da9616c
+# %% ../../nbs/faces/03_widgets.ipynb #de84ba38
 class LeaderboardView(W.VBox):
     """Leaderboard with a choice of measures.
 
@@ -57,7 +62,7 @@ class LeaderboardView(W.VBox):
 
     def __init__(self, results: Results, lang: str = "en") -> None:
         self.results, self.lang = results, lang
-        self.measure = W.Dropdown(options=results.manifest["measures"], value=results.main_measure, description=say(lang, "measure"))
+        self.measure = _select(results.manifest["measures"], say(lang, "measure"), value=results.main_measure)
         self.table = W.HTML()
         self.measure.observe(self._show, "value")
         self._show()
@@ -76,7 +81,7 @@ class LeaderboardView(W.VBox):
 
     def __repr__(self) -> str: return f"LeaderboardView({self.results!r})"
 
-# %% ../../nbs/faces/03_widgets.ipynb #b84d8657
+# %% ../../nbs/faces/03_widgets.ipynb #571ed352
 class FusionSlider(W.VBox):
     """Sliders for the weight of dense retrieval and for k; the measures follow.
 
@@ -99,9 +104,9 @@ class FusionSlider(W.VBox):
 
     def _build(self) -> None:
         known, wide = list(dict.fromkeys(c["chunker"] for c in self.results.manifest["configs"])), {"description_width": "initial"}
-        self.chunker = W.Dropdown(options=[(visible(c), c) for c in known], description=say(self.lang, "chunker"), style=wide)
+        self.chunker = _select([(visible(c), c) for c in known], say(self.lang, "chunker"))
         live = self.live
-        self.against = W.Dropdown(options=self._choices(live), description=say(self.lang, "against"), style=wide)
+        self.against = _select(self._choices(live), say(self.lang, "against"))
         self.against.value, weight = self._start(live)
         self.weight = W.FloatSlider(value=weight, min=0, max=1, step=0.05, readout_format=".2f", continuous_update=True, style=wide,
                                     description=say(self.lang, "weight", source=self._sources[0]), layout=W.Layout(width="36em", max_width="98%"))
@@ -176,7 +181,7 @@ class FusionSlider(W.VBox):
 
     def __repr__(self) -> str: return f"FusionSlider({self.results!r})"
 
-# %% ../../nbs/faces/03_widgets.ipynb #c3f67c0b
+# %% ../../nbs/faces/03_widgets.ipynb #4256764b
 class CaseView(W.VBox):
     """One case at a time, two configurations side by side.
 
@@ -201,15 +206,15 @@ class CaseView(W.VBox):
         super().__init__([_style(), _row(self.type, self.risk, self.bad), _row(self.a, self.b), self.case, self.page])
 
     def _controls(self) -> None:
-        wide, cases = {"description_width": "initial"}, self.results.cases
-        def pick(word: str, known: Sequence[str], **more: Any) -> W.Dropdown:
-            return W.Dropdown(options=[(say(self.lang, "all"), ""), *((visible(x), x) for x in known)], description=say(self.lang, word), style=wide, **more)
+        cases = self.results.cases
+        def pick(word: str, known: Sequence[str]) -> W.Dropdown:
+            return _select([(say(self.lang, "all"), ""), *((visible(x), x) for x in known)], say(self.lang, word))
         self.type, self.risk = pick("type", list(dict.fromkeys(cases["type"]))), pick("risk", sorted(cases["risk"].unique()))
         self.bad = W.Checkbox(description=say(self.lang, "bad"), indent=False)
         configs, order = [(visible(c), c) for c in self.results.configs], list(ranked(self.results.leaderboard([self.results.main_measure]), self.results.main_measure)["config"])
-        self.a = W.Dropdown(options=configs, value=order[0], description=say(self.lang, "a"), style=wide)
-        self.b = W.Dropdown(options=[(say(self.lang, "none"), ""), *configs], value=order[1] if len(order) > 1 else "", description=say(self.lang, "b"), style=wide)
-        self.case = W.Dropdown(options=[], description=say(self.lang, "case"), style=wide, layout=W.Layout(width="60em", max_width="98%"))
+        self.a = _select(configs, say(self.lang, "a"), value=order[0])
+        self.b = _select([(say(self.lang, "none"), ""), *configs], say(self.lang, "b"), value=order[1] if len(order) > 1 else "")
+        self.case = _select([], say(self.lang, "case"))
 
     @property
     def listed(self) -> pd.DataFrame:
