@@ -150,6 +150,65 @@ def test_numbers_without_end_in_a_spec_are_refused(room, spec):
     room.refused("x.yaml", matrix={"retriever": {"A": spec}})
 
 
+@pytest.mark.parametrize("change", [{"base": {"depth": 10 ** 30}}, {"base": {"depth": 10 ** 400, "k": 10 ** 399}}, {"base": {"k": 0}}, {"cutoffs": [10 ** 30]}, {"budgets": [0]}, {"seed": -1}])
+def test_numbers_beyond_counting_are_refused(room, change):
+    room.refused("x.yaml", **change)
+
+
+def test_numerals_of_any_length(room):
+    long = "一" * 5000 + "个"
+    room.bench([{"doc_id": "refund", "text": f"{long} within seven days"}], [case(query=long, answer=long, keywords=[long])])
+    assert room.go("dataset", "validate", "b")[0] == 0
+    room.run(measures=["EvidenceRecall", "Recall", "KeywordRecall"])
+
+
+# -- plugins
+
+PLUGIN = "from ragbench.core.spec import *\nfrom ragbench.core.model import *\nfrom ragbench.pipeline.retrieve import Candidates\nimport numpy as np\nX = np.array\n"
+BAD_RETRIEVERS = {v: ("search(self, query, depth)", v) for v in (
+    "None", "'abc'", "[1]", "[Hit('', 'nope', 1, 1.0)]", "[Hit('', [], 1, 1.0)]", "[Hit('', self.c[0].chunk_id, 1, float('nan'))]", "[Hit('', self.c[0].chunk_id, 1, float('inf'))]",
+    "[Hit('', self.c[0].chunk_id, 1, 10**400)]", "[Hit('', self.c[0].chunk_id, 1, '1')] * 2", "[Hit('', self.c[0].chunk_id, 1, 1+2j)]")}
+BAD_RETRIEVERS |= {v: ("search_view(self, view, queries, depth)", v) for v in (
+    "[]", "Candidates(X([0]), X([9999]), X([1.0]))", "Candidates(X([0]), X([-1]), X([1.0]))", "Candidates(X([99]), X([0]), X([1.0]))", "Candidates(X([0.5]), X([0]), X([1.0]))",
+    "Candidates(X([0, 0]), X([0, 0]), X([1.0, 1.0]))", "Candidates(X([0]), X([0]), X([np.nan]))", "Candidates(X([0, 1]), X([0]), X([1.0]))")}
+
+
+@pytest.mark.parametrize("name", BAD_RETRIEVERS)
+def test_a_retriever_that_returns_nonsense_is_named(room, name):
+    head, value = BAD_RETRIEVERS[name]
+    index = "" if "view" in head else "    def index(self, chunks): self.c = chunks\n"
+    (room.folder / "plug.py").write_text(f"{PLUGIN}@retriever('odd{abs(hash(name))}')\nclass Odd:\n{index}    def {head}: return {value}\n", encoding="utf-8")
+    room.refused(f"odd{abs(hash(name))}", plugins=["plug.py"], matrix={"retriever": {"A": f"odd{abs(hash(name))}"}})
+
+
+@pytest.mark.parametrize("value", ["2.0", "-1", "None", "'x'", "float('inf')", "10 ** 400", "1 + 2j", "[0.5]", "np.complex64(1)", "1 / 0"])
+def test_a_measure_that_returns_no_share_is_named(room, value):
+    name = f"Odd{abs(hash(value))}"
+    (room.folder / "plug.py").write_text(f"{PLUGIN}@measure('{name}')\ndef odd(case): return {value}\n", encoding="utf-8")
+    room.refused(name, plugins=["plug.py"], measures=[name], primary=name)
+
+
+@pytest.mark.parametrize("value", ["[['a', 'b'] for t in texts]", "None", "np.full((len(texts), 2), np.nan)", "np.ones((len(texts), 3))", "np.ones((len(texts), 2))", "[[1.0], [1.0, 2.0]]", "{}"])
+def test_an_encoder_that_returns_nonsense_is_named(room, value):
+    name = f"odd{abs(hash(value))}"
+    (room.folder / "plug.py").write_text(f"{PLUGIN}@encoder('{name}')\nclass Odd:\n    dim = 2\n    weights_hash = 'w'\n    def encode(self, texts): return {value}\n", encoding="utf-8")
+    room.refused(f"encoder {name}", plugins=["plug.py"], base={"embedder": name}, matrix={"retriever": {"A": "dense"}})
+
+
+@pytest.mark.parametrize("value", ["[(0, 10 ** 30)]", "[(5, 5)]", "[(8, 3)]", "[(-2, 3)]", "[('a', 'b')]", "'abcd'", "3", "None", "[(0.0, 4.0)]", "[(float('nan'), 4)]", "[(0, 4, 5, 6)]", "1 / 0"])
+def test_a_chunker_that_returns_nonsense_is_named(room, value):
+    name = f"odd{abs(hash(value))}"
+    (room.folder / "plug.py").write_text(f"{PLUGIN}@chunker('{name}')\ndef odd(text): return {value}\n", encoding="utf-8")
+    room.refused(f"chunker {name}", plugins=["plug.py"], matrix={"chunker": [name]})
+
+
+@pytest.mark.parametrize("value", ["[(0, 5), (3, len(text))]", "[(np.int64(0), np.int64(len(text)))]", "[(i, i + 1) for i in range(len(text))]", "((0, len(text)) for _ in '1')"])
+def test_overlapping_numpy_and_generated_spans_are_fine(room, value):
+    name = f"fine{abs(hash(value))}"
+    (room.folder / "plug.py").write_text(f"{PLUGIN}@chunker('{name}')\ndef fine(text): return {value}\n", encoding="utf-8")
+    assert room.run(plugins=["plug.py"], matrix={"chunker": [name]})["leaderboard"][0]["n"] == 3
+
+
 # -- names that our tables use themselves
 
 

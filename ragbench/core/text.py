@@ -82,7 +82,7 @@ def ink_before(text: str) -> np.ndarray:
     np.cumsum(~np.isin(codes, blank), out=count[1:])
     return count
 
-# %% ../../nbs/core/01_text.ipynb #c9f0349b
+# %% ../../nbs/core/01_text.ipynb #941eace2
 _DIGIT = {c: i for i, c in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2, "兩": 2}
 _SCALE = {"十": 10, "百": 100, "千": 1000}
 _UNITS = "个個天日周年月时時小分秒元块塊次米斤公千万萬度台件条條款级級倍折页頁章名位人岁歲季节節项項期批号號成半袋杯瓶支副点點"
@@ -104,7 +104,9 @@ def chinese_number(numeral: str) -> int:
 
 def _as_digits(match: re.Match[str]) -> str:
     numeral = match.group().removeprefix("百分之")
-    return str(chinese_number(numeral)) + ("%" if match["percent"] else "")
+    digits = "".join(str(_DIGIT.get(c, "")) for c in numeral)
+    value = str(chinese_number(numeral)) if len(digits) < len(numeral) else digits.lstrip("0") or "0"     # no limit to the digits
+    return value + ("%" if match["percent"] else "")
 
 
 def fold(text: str) -> str:

@@ -24,7 +24,7 @@ from ..measures.names import Measure, expand
 # %% auto #0
 __all__ = ['MEASURES', 'Config', 'Cell', 'Matrix', 'Design']
 
-# %% ../../nbs/engine/03_config.ipynb #34776ad2
+# %% ../../nbs/engine/03_config.ipynb #e217ac51
 @dataclass(frozen=True)
 class Config:
     """One retrieval system.
@@ -55,7 +55,7 @@ class Config:
         """
         for name in ("depth", "k"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1: raise BadInput(f"{where} {name}", f"must be a whole number >= 1, got {shown(value)}.", "Mend the value.")
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2 ** 31: raise BadInput(f"{where} {name}", f"must be a whole number >= 1 and < 2^31, got {shown(value)}.", "Mend the value.")
         if self.k > self.depth: raise BadInput(f"{where} k", f"k = {self.k} is above depth = {self.depth}.", "Raise depth.")
         return Config(str(canonical(chunker, self.chunker, f"{where} chunker")), str(canonical(encoder, self.embedder, f"{where} embedder")),
                       str(canonical_retriever(self.retriever, f"{where} retriever")), self.depth, self.k, str(canonical(packer, self.context, f"{where} context")))

@@ -152,7 +152,7 @@ def judged(t: Table, k: int | None) -> np.ndarray:
     shown_hits = np.minimum(t.depth, k or np.inf)
     return t.total(t.q[t.rank <= (k or math.inf)]) / np.where(shown_hits > 0, shown_hits, np.nan)
 
-# %% ../../nbs/measures/01_ranked.ipynb #f77deae2
+# %% ../../nbs/measures/01_ranked.ipynb #517ca50b
 @dataclass(frozen=True)
 class RankedCase:
     """One query's ranking as a user's measure sees it.
@@ -178,8 +178,8 @@ def _own(t: Table, m: Measure) -> np.ndarray:
         grades, known = np.zeros(depth, np.int64), np.zeros(depth, bool)
         grades[rank[rank <= depth] - 1], known[rank[rank <= depth] - 1] = grade[rank <= depth], True
         value = measure.make(Call(m.name, tuple((k or None, v) for k, v in m.params)), RankedCase(query, grades, known, t.gold[gold_at[i]:gold_at[i + 1]], m.cutoff), where=str(m))
-        if isinstance(value, bool | np.bool_): value = float(value)
-        if not isinstance(value, int | float | np.number) or math.isinf(value): raise BadInput(f"measure {m}", f"gave {shown(value)} for query {shown(query)}.", "Return a finite number, or nan.")
+        plain = isinstance(value, bool | np.bool_ | int | float | np.integer | np.floating)
+        if not plain or not (0 <= value <= 1 or value != value): raise BadInput(f"measure {m}", f"gave {shown(value)} for query {shown(query)}.", "Return a number from 0 to 1, or nan.")
         values[i] = value
     return values
 

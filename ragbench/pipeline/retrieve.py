@@ -247,7 +247,7 @@ class Dense:
         ranked = ((q, best(scores, depth), scores) for q, scores in zip(asked.tolist(), cosines(queries.vectors[asked], view.vectors)))
         return Candidates.of((q, rows, scores[rows]) for q, rows, scores in ranked)
 
-# %% ../../nbs/pipeline/04_retrieve.ipynb #a99773b9
+# %% ../../nbs/pipeline/04_retrieve.ipynb #f4b29455
 def search_source(call: Call, corpus: Corpus, rows: np.ndarray, queries: Queries, depth: int) -> Candidates:
     """Search the visible rows of a corpus with one source.
 
@@ -279,9 +279,19 @@ def open_source(call: Call, corpus: Corpus, rows: np.ndarray) -> Callable[[Queri
     if not isinstance(source, (ViewRetriever, Retriever)): raise BadInput(where, f"{type(source).__name__} is no retriever.", "Give it index(chunks) and search(query, depth).")
     def search(queries: Queries, depth: int) -> Candidates:
         if not len(rows) or not len(queries): return Candidates.of([])
-        found = source.search_view(view, queries, depth) if isinstance(source, ViewRetriever) else _by_protocol(source, view, queries, depth, where)
+        found = _inside(source.search_view(view, queries, depth), view, queries, where) if isinstance(source, ViewRetriever) else _by_protocol(source, view, queries, depth, where)
         return replace(found, chunk=rows[found.chunk].astype(np.int32))
     return search
+
+
+def _inside(found: Candidates, view: Corpus, queries: Queries, where: str) -> Candidates:
+    "Candidates whose queries and chunks exist."
+    if not isinstance(found, Candidates): raise BadInput(where, f"returned {type(found).__name__}.", "Return Candidates.")
+    for name, size in (("query", len(queries)), ("chunk", len(view.chunks))):
+        numbers = np.asarray(getattr(found, name))
+        if numbers.shape != np.shape(found.score) or (numbers.size and (numbers.dtype.kind not in "iu" or not 0 <= numbers.min() <= numbers.max() < size)):
+            raise BadInput(where, f"returned a {name} that does not exist.", f"Return whole numbers from 0 to {size - 1}, one a score.")
+    return found
 
 
 def _by_protocol(source: Retriever, view: Corpus, queries: Queries, depth: int, where: str) -> Candidates:
@@ -304,10 +314,10 @@ def _checked(hits: Iterable[Hit], place: dict[str, int], where: str) -> dict[int
     if not isinstance(hits, Iterable): raise BadInput(where, f"returned {type(hits).__name__}.", "Return a list of Hit.")
     for hit in hits:
         if not isinstance(hit, Hit): raise BadInput(where, f"returned {shown(hit)}.", "Return a list of Hit.")
-        row = place.get(hit.chunk_id)
+        row = place.get(hit.chunk_id) if isinstance(hit.chunk_id, str) else None
         if row is None: raise BadInput(where, f"returned {shown(hit.chunk_id)}, which was not indexed.", "Return chunks of the last index call only.")
         if row in scores: raise BadInput(where, f"returned {shown(hit.chunk_id)} twice.", "Return each chunk once.")
         try: scores[row] = float(hit.score)
-        except (TypeError, ValueError): scores[row] = math.nan
+        except (TypeError, ValueError, OverflowError): scores[row] = math.nan
         if not math.isfinite(scores[row]): raise BadInput(where, f"gave {shown(hit.chunk_id)} the score {shown(hit.score)}.", "Scores must be finite numbers.")
     return scores
