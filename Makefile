@@ -50,6 +50,7 @@ test-all: .venv/test browser ## the slow tests too
 
 check: .venv/test ## notebooks against modules, layers, lint, types, spelling
 	python tools/check_export.py
+	python tools/make_reference.py --check
 	lint-imports
 	ruff check .
 	mypy

@@ -12,7 +12,7 @@ from ragbench.core.model import CASE_TYPES, SPLITS
 from ragbench.engine.config import Matrix
 from ragbench.engine.experiment import Experiment
 from ragbench.engine.store import Store
-from ragbench.faces.cli import _invoke
+from ragbench.faces.cli import call
 from ragbench.golden.cases import load_bench_folder
 from ragbench.golden.checks import RECOMMENDED, near_pairs, numbers, numbers_held
 from ragbench.golden.formats import find_bench
@@ -29,7 +29,7 @@ def bench():
 
 def command(capsys, *words):
     capsys.readouterr()
-    code = _invoke([str(w) for w in words], False)
+    code = call([str(w) for w in words], False)
     return code, *capsys.readouterr()
 
 

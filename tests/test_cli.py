@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from ragbench.engine.store import from_file
-from ragbench.faces.cli import _invoke
+from ragbench.faces.cli import call
 
 TEXTS = {
     "refund": "# 退款规则\n\n签收次日为第一天，十五天内可申请无理由退货。\n\n## 质量问题\n\n质量问题的商品三十天内可以全额退款，运费由商城承担。\n\n| 型号 | 天数 |\n|---|---|\n| A2 | 15 |\n",
@@ -71,7 +71,7 @@ class Desk:
 
     def go(self, *words, debug=False):
         self.capsys.readouterr()
-        code = _invoke([str(w) for w in words], debug)
+        code = call([str(w) for w in words], debug)
         out, err = self.capsys.readouterr()
         return code, out, err
 

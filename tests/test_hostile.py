@@ -6,7 +6,7 @@ import re
 import pytest
 import yaml
 
-from ragbench.faces.cli import _invoke
+from ragbench.faces.cli import call
 
 ESCAPES = "\x1b[2J\x1b]0;title\x07\x1b]8;;http://evil.example\x1b\\link\x1b]8;;\x1b\\\x1b]52;c;aGk=\x07\x9b31m\x00\x7f\u202egnp\u2066\u2028\U000e0041"
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
@@ -39,7 +39,7 @@ class Room:
 
     def go(self, *words, debug=False):
         self.capsys.readouterr()
-        code = _invoke([str(w) for w in words], debug)
+        code = call([str(w) for w in words], debug)
         return code, *self.capsys.readouterr()
 
     def run(self, **change):

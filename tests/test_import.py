@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ragbench.faces.cli import _invoke
+from ragbench.faces.cli import call
 from ragbench.golden.cases import load_bench_folder
 
 DOCUMENTS = {
@@ -54,7 +54,7 @@ class Desk:
 
     def go(self, *words):
         self.capsys.readouterr()
-        code = _invoke([str(w) for w in words], False)
+        code = call([str(w) for w in words], False)
         return code, *self.capsys.readouterr()
 
     def take(self, source="问题.csv", out="mine", *more):
