@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from ragbench.engine import stages
 from ragbench.engine.store import from_file
 from ragbench.faces.cli import call
 
@@ -394,7 +395,7 @@ BAD = {
     "misspelt fusion": (retriever("rff(dense, bm25)"), "Did you mean 'rrf'?"), "misspelt reranker": (retriever("bm25 >> lrt(top_n=5)"), ("'lrt'", "Did you mean 'ltr'?")),
     "two rerankers": (retriever("bm25 >> ltr(top_n=5) >> ltr(top_n=3)"), "several rerankers"), "reranker in a fusion": (retriever("rrf(dense >> ltr, bm25)"), "reranker"), "top_n 0": (retriever("bm25 >> ltr(top_n=0)"), "top_n"),
     "zero weights": (retriever("0*dense + 0*bm25"), "all weights are 0"), "negative weight": (retriever("-1*dense + bm25"), "weight"), "one source twice": (retriever("0.5*bm25 + 0.5*bm25"), "stands twice"),
-    "bm25 out of range": (retriever("bm25(b=2)"), "b"), "bm25 nan": (retriever("bm25(k1=1e999)"), "k1"),
+    "bm25 out of range": (retriever("bm25(b=2)"), "b"), "bm25 nan": (retriever("bm25(k1=1e999)"), "10^15"),
     "misspelt embedder": (experiment(base={"embedder": "usee"}), ("embedder", "'usee'", "Did you mean 'use'?")), "misspelt context": (experiment(base={"context": "pak"}), "Did you mean 'pack'?"),
     "context 0": (experiment(base={"context": "pack(max_tokens=0)"}), "max_tokens"),
     "misspelt base key": (experiment(base={"dept": 5}), ("base", "'dept'", "Did you mean 'depth'?")), "misspelt axis": (experiment(matrix={"chunkr": ["fixed"]}), ("matrix", "'chunkr'", "Did you mean 'chunker'?")),
@@ -563,6 +564,17 @@ def test_one_cell_that_fails_is_exit_4_and_the_others_are_kept(desk):
     code, out, err = desk.go("run", "e.yaml", "--no-report", "--json")
     done = one_json(out)
     assert code == 4 and {r["config"] for r in done["leaderboard"]} == {"theirs"} and "mine" in err and "boom" in err and "incomplete" in err and "Traceback" not in err
+
+
+def test_a_whole_run_outlives_a_later_one_that_fails(desk, monkeypatch):
+    write_experiment(desk.folder / "e.yaml", {**EXPERIMENT, "matrix": {"retriever": {"A": "bm25", "D": "0.7*dense + 0.3*bm25 >> ltr(top_n=5)"}}})
+    whole = desk.json("run", "e.yaml", "--no-report")
+    desk.go("cache", "clear")
+    def full(*_): raise OSError(28, "No space left on device")
+    monkeypatch.setattr(stages, "fit_model", full)
+    code, _, err = desk.go("run", "e.yaml", "--no-report")
+    assert code == 4 and "D: [Errno 28] No space left on device" in err and "is kept" in err
+    assert len(json.loads((desk.folder / whole["folder"] / "manifest.json").read_text(encoding="utf-8"))["configs"]) == 2
 
 
 def test_a_users_own_retriever_and_measure(desk):
