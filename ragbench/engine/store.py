@@ -23,9 +23,10 @@ from ..core.errors import BadInput
 from ..core.text import canonical_json
 
 # %% auto #0
-__all__ = ['Result', 'write_atomically', 'writable_folder', 'remove_partials', 'to_bytes', 'frame_bytes', 'from_file', 'Store']
+__all__ = ['Result', 'write_atomically', 'naming', 'writable_folder', 'remove_partials', 'to_bytes', 'frame_bytes', 'from_file',
+           'Store']
 
-# %% ../../nbs/engine/01_store.ipynb #5a0827d4
+# %% ../../nbs/engine/01_store.ipynb #25d1b2ca
 _TEMPORARY = ".partial-"
 
 
@@ -34,9 +35,18 @@ def write_atomically(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{_TEMPORARY}{os.getpid()}-{path.name}")
     try:
-        partial.write_bytes(data)
+        with naming(path): partial.write_bytes(data)
         os.replace(partial, path)
     finally: partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name a file in an error of the system that names none, such as a full disk."""
+    try: yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def writable_folder(path: str | Path, where: str) -> Path:
