@@ -155,6 +155,12 @@ def test_numbers_beyond_counting_are_refused(room, change):
     room.refused("x.yaml", **change)
 
 
+@pytest.mark.parametrize("name", ["a\0b.py", "loop.py", "x" * 300 + ".py", "pipe.py", "b", "nope.py"])
+def test_plugins_that_are_no_files_are_refused(room, name):
+    os.symlink("loop.py", room.folder / "loop.py"), os.mkfifo(room.folder / "pipe.py")
+    room.refused("plugins", "no such file", plugins=[name])
+
+
 def test_numerals_of_any_length(room):
     long = "一" * 5000 + "个"
     room.bench([{"doc_id": "refund", "text": f"{long} within seven days"}], [case(query=long, answer=long, keywords=[long])])

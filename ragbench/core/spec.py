@@ -189,7 +189,14 @@ packer = Registry("context")
 measure = Registry("measure", skip=1)
 REGISTRIES = {r.kind: r for r in (chunker, retriever, fusion, reranker, encoder, packer, measure)}
 
-# %% ../../nbs/core/03_spec.ipynb #f8a7adea
+# %% ../../nbs/core/03_spec.ipynb #7be7b533
+def _plugin_file(path: Path, where: str) -> Path:
+    try:
+        if path.is_file(): return path.resolve()
+    except (OSError, ValueError, RuntimeError): pass                # too long, NUL, a loop of links
+    raise BadInput(where, f"no such file ({path}).", "Paths are relative to the experiment file.")
+
+
 def load_plugins(files: list[str], folder: str | Path = ".") -> list[str]:
     """Run the user's plugin files, so that their decorators register parts.
 
@@ -206,8 +213,7 @@ def load_plugins(files: list[str], folder: str | Path = ".") -> list[str]:
     BadInput : a missing file, or one that fails while it runs
     """
     for name in files:
-        path = (Path(folder) / name).resolve()
-        if not path.is_file(): raise BadInput(f"plugins {name}", f"no such file ({path}).", "Paths are relative to the experiment file.")
+        path = _plugin_file(Path(folder) / name, f"plugins {name}")
         module = f"{_PLUGIN}{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
         found = importlib.util.spec_from_file_location(module, path)
         if found is None or found.loader is None: raise BadInput(f"plugins {name}", "is no Python file.", "Name a .py file.")
