@@ -70,7 +70,7 @@ def _git_revision() -> str:
     except OSError: return "unknown"
     return done.stdout.strip() or "unknown"
 
-# %% ../../nbs/engine/04a_runs.ipynb #3dffd06b
+# %% ../../nbs/engine/04a_runs.ipynb #4b7f0cc5
 def write_run(folder: Path, frames: Mapping[str, pd.DataFrame], manifest: Mapping[str, Any]) -> None:
     """Write a run folder atomically; one that holds the same stays as it is, and a report is kept."""
     remove_partials([folder.parent])
@@ -78,8 +78,11 @@ def write_run(folder: Path, frames: Mapping[str, pd.DataFrame], manifest: Mappin
     partial.mkdir(parents=True)
     try:
         with naming(folder):
-            for name, frame in frames.items(): (partial / f"{name}.parquet").write_bytes(frame_bytes(frame))
-            (partial / "manifest.json").write_text(json.dumps(manifest, ensure_ascii=False, indent=1, sort_keys=True, allow_nan=False), encoding="utf-8")
+            sums = {}
+            for name, frame in frames.items():
+                (partial / f"{name}.parquet").write_bytes(data := frame_bytes(frame))
+                if name != "stages": sums[name] = hashlib.sha256(data).hexdigest()     # timings differ from run to run
+            (partial / "manifest.json").write_text(json.dumps({**manifest, "files": sums}, ensure_ascii=False, indent=1, sort_keys=True, allow_nan=False), encoding="utf-8")
         while not _same_files(partial, folder) and not _put(partial, folder, old): pass
     finally:
         for left in (partial, old): shutil.rmtree(left, ignore_errors=True)
@@ -126,10 +129,17 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
 
 def read_frame(folder: str | Path, name: str) -> pd.DataFrame:
-    """One parquet file of a run folder."""
+    """One parquet file of a run folder.
+
+    Raises
+    ------
+    BadInput : it is missing, or its bytes are not those that were written
+    """
     path = Path(folder) / f"{name}.parquet"
     if not path.is_file(): raise BadInput(str(path), "is missing.", "Run the experiment again.")
-    try: frame = from_file(path)
+    data, sums = path.read_bytes(), read_manifest(folder).get("files", {})
+    if sums.get(name) not in (None, hashlib.sha256(data).hexdigest()): raise BadInput(str(path), "is damaged.", "Run the experiment again.")
+    try: frame = from_file(path, data)
     except (OSError, ValueError): raise BadInput(str(path), "is damaged.", "Run the experiment again.") from None
     assert isinstance(frame, pd.DataFrame)
     return frame
