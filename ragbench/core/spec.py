@@ -189,7 +189,7 @@ packer = Registry("context")
 measure = Registry("measure", skip=1)
 REGISTRIES = {r.kind: r for r in (chunker, retriever, fusion, reranker, encoder, packer, measure)}
 
-# %% ../../nbs/core/03_spec.ipynb #7be7b533
+# %% ../../nbs/core/03_spec.ipynb #222b7288
 def _plugin_file(path: Path, where: str) -> Path:
     try:
         if path.is_file(): return path.resolve()
@@ -198,7 +198,7 @@ def _plugin_file(path: Path, where: str) -> Path:
 
 
 def load_plugins(files: list[str], folder: str | Path = ".") -> list[str]:
-    """Run the user's plugin files, so that their decorators register parts.
+    """Run the user's plugin files, so that their decorators register parts; a file may import modules that lie beside it.
 
     Parameters
     ----------
@@ -218,12 +218,16 @@ def load_plugins(files: list[str], folder: str | Path = ".") -> list[str]:
         found = importlib.util.spec_from_file_location(module, path)
         if found is None or found.loader is None: raise BadInput(f"plugins {name}", "is no Python file.", "Name a .py file.")
         sys.modules[module] = importlib.util.module_from_spec(found)
-        for helper in own_imports(path): sys.modules.pop(helper, None)          # loaded anew, like the plugin itself
-        bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-        try: exec(compile(path.read_bytes(), str(path), "exec"), sys.modules[module].__dict__)     # the user's own file; no bytecode is left beside it
+        bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True         # nothing is left beside the user's own file
+        sys.path.insert(0, str(path.parent))
+        try:
+            for helper in own_imports(path): sys.modules.pop(helper, None)          # loaded anew, like the plugin itself
+            exec(compile(path.read_bytes(), str(path), "exec"), sys.modules[module].__dict__)
         except BadInput as error: raise BadInput(f"plugins {name}, {error.where}", error.what, error.remedy) from error
         except (Exception, SystemExit) as error: raise BadInput(f"plugins {name}", f"fails while it runs: {type(error).__name__}: {error}.", "Mend the file.") from error
-        finally: sys.dont_write_bytecode = bytecode
+        finally:
+            sys.dont_write_bytecode = bytecode
+            sys.path.remove(str(path.parent))
     return [f"{r.kind}:{e.name}" for r in REGISTRIES.values() for e in r.entries.values() if e.plugin]
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING: import tiktoken
 
 # %% auto #0
 __all__ = ['HIDDEN', 'TOKENIZER', 'visible', 'canonical_text', 'is_ink', 'ink_before', 'chinese_number', 'fold', 'guess_lang',
-           'count_tokens', 'cut_at_tokens', 'find_quote', 'canonical_json', 'fingerprint']
+           'count_tokens', 'cut_at_tokens', 'find_quote', 'canonical_json', 'fingerprint', 'many']
 
 # %% ../../nbs/core/01_text.ipynb #02f52548
 HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff\U000e0000-\U000e007f]")
@@ -190,3 +190,8 @@ def canonical_json(value: object) -> str:
 def fingerprint(*parts: object) -> str:
     """SHA-256 of the parts' canonical JSON, as 64 hexadecimal digits."""
     return hashlib.sha256(canonical_json(list(parts)).encode("utf-8", "surrogatepass")).hexdigest()
+
+# %% ../../nbs/core/01_text.ipynb #fa904f88
+def many(n: int, what: str) -> str:
+    """A count with its noun: `1 case`, `2 cases`."""
+    return f"{n} {what}" + ("" if n == 1 else "s")
