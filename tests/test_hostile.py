@@ -231,3 +231,39 @@ def test_labels_may_have_the_names_of_our_columns(room):
     assert list(strata.columns) == ["config", "config (stratum)", "n"] and set(strata["config"]) == set(names)
     cards = fragments.bad_cases_html(results).html
     assert all(f"{n} (configuration)" in cards or n not in ("grade", "document", "group", "needed evidence") for n in {w for w in names if f"<code>{w}</code>" in cards})
+
+
+# -- what else was once wrong
+
+def test_a_cell_far_away_and_a_table_too_wide(room):
+    import openpyxl
+    (room.folder / "docs").mkdir(exist_ok=True)
+    (room.folder / "docs" / "a.md").write_text("# A\n\nGoods may be returned within seven days.\n")
+    book = openpyxl.Workbook()
+    for row in (["question", "quote"], ["When may goods be returned?", "within seven days"]): book.active.append(row)
+    book.active.cell(1_048_576, 16_384, "x")
+    book.save(room.folder / "q.xlsx")
+    book.active.cell(1_048_576, 16_384).value = None
+    book.active.cell(1_048_576, 2).value = "gone"
+    book.save(room.folder / "far.xlsx")
+    (room.folder / "wide.csv").write_text(",".join(f"c{i}" for i in range(100_000)) + "\n" + "x" + "," * 99_999)
+    code, out, err = room.go("dataset", "import", "q.xlsx", "--format", "table", "--docs", "docs", "--out", "b1")
+    assert code == 0 and "1 cases" in out, (out, err)          # what lies right of column 256 is blank in all rows that are read
+    code, out, err = room.go("dataset", "import", "wide.csv", "--format", "table", "--docs", "docs", "--out", "b2")
+    assert code == 2 and "beyond column 256" in err and len(err) < 400 and not (room.folder / "b2").exists()
+    code, out, err = room.go("dataset", "import", "far.xlsx", "--format", "table", "--docs", "docs", "--out", "b3")
+    assert code == 2 and "row 1048576" in err and not (room.folder / "b3").exists()
+
+
+def test_a_link_out_of_the_documents_and_a_list_without_questions(room, tmp_path_factory):
+    secret = tmp_path_factory.mktemp("elsewhere") / "secret.txt"
+    secret.write_text("not for you")
+    (room.folder / "docs").mkdir(exist_ok=True)
+    (room.folder / "docs" / "a.md").write_text("# A\n\nText.\n")
+    (room.folder / "q.csv").write_text("question,quote\nWhat?,Text.\n")
+    (room.folder / "none.json").write_text("[]")
+    code, _, err = room.go("dataset", "import", "none.json", "--format", "cases", "--docs", "docs", "--out", "made")
+    assert code == 2 and "holds no question" in err and not (room.folder / "made").exists()
+    (room.folder / "docs" / "p.txt").symlink_to(secret)
+    code, _, err = room.go("dataset", "import", "q.csv", "--format", "table", "--docs", "docs", "--out", "made")
+    assert code == 2 and "p.txt" in err and "leads out of the folder" in err and not (room.folder / "made").exists()

@@ -34,7 +34,7 @@ class BadInput(ValueError):
 class Incomplete(RuntimeError):
     """Work that stopped before its end; what is done is kept (exit code 4)."""
 
-# %% ../../nbs/core/00_errors.ipynb #eed054e0
+# %% ../../nbs/core/00_errors.ipynb #36454fc5
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Remedy for an unknown name: the nearest known one, else all of them.
 
@@ -51,7 +51,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     lower = {n.lower(): n for n in names}
     near = get_close_matches(name[:80].lower(), lower, n=1, cutoff=0.55)
     if near: return f"Did you mean {lower[near[0]]!r}?"
-    return f"Valid: {', '.join(names)}." if names else "None is registered."
+    some = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+    return f"Valid: {some}." if names else "None is registered."
 
 # %% ../../nbs/core/00_errors.ipynb #c27e852f
 def shown(value: object, limit: int = 80) -> str:

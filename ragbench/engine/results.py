@@ -27,7 +27,7 @@ from ..measures.names import parse_measure
 # %% auto #0
 __all__ = ['Results']
 
-# %% ../../nbs/engine/06_results.ipynb #9a559142
+# %% ../../nbs/engine/06_results.ipynb #46c06f83
 class Results:
     """Results of one run.
 
@@ -163,8 +163,8 @@ class Results:
         return values.to_numpy()[kept].T, [c for c, k in zip(self.clusters, kept) if k]
 
     def standings(self) -> dict[str, str]:
-        """best, in_play or ruled_out by configuration, on the primary measure; empty without one."""
-        return dict(zip(self.configs, stats.standings(*self._board, self.manifest["design"]["seed"]))) if self.primary else {}
+        """best, in_play or ruled_out by configuration, on the primary measure; empty without one, or where it is undefined for every case."""
+        return dict(zip(self.configs, stats.standings(*self._board, self.manifest["design"]["seed"]))) if self.primary and self._board[1] else {}
 
     def beaten_by(self) -> dict[str, list[str]]:
         """The configurations that beat each ruled-out one on the primary measure, beyond noise; empty without a primary measure."""

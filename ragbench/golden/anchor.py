@@ -79,7 +79,7 @@ def places(quote: str, text: str) -> tuple[list[tuple[int, int]], bool]:
     tolerant = find_quote(wanted, text, tolerant=True)
     return tolerant, bool(tolerant)
 
-# %% ../../nbs/golden/01b_anchor.ipynb #4a9fbdb7
+# %% ../../nbs/golden/01b_anchor.ipynb #73b4af59
 _CHUNK_ID = re.compile(r"(.+):(\d{1,12})-(\d{1,12})(?:#.*)?", re.S)
 
 
@@ -194,9 +194,9 @@ class Resolver:
         if not found: return place.say(where, f"{shown(quote)} " + ("is no document, no section and no quote of a document." if given == "text" else "stands in no document."), self.library.remedy(quote))
         if twice: return self._say_where(quote, self.library.by_id[twice], found[twice], place, where)
         if given == "group" and len(found) > 1: return place.say(where, f"{shown(quote)} stands in {', '.join(sorted(found)[:5])}.", "Name the doc_id.")
-        for n, (doc_id, spans) in enumerate(found.items()):
+        for n, (doc_id, spans) in enumerate(sorted(found.items())):
             yield self._kept(self.library.by_id[doc_id], spans[0], {**fields, "alt": fields["alt"] + (f".{n + 1}" if len(found) > 1 else "")}, tolerant and n == 0)
-        if len(found) > 1: self.repeats.append(f"case {place.case or place.line}: {shown(quote, 40)} stands in {', '.join(found)}: taken as alternatives.")
+        if len(found) > 1: self.repeats.append(f"case {place.case or place.line}: {shown(quote, 40)} stands in {', '.join(sorted(found))}: taken as alternatives.")
 
 # %% ../../nbs/golden/01b_anchor.ipynb #2d89bc8b
 def finest(evidence: Sequence[Evidence]) -> tuple[Evidence, ...]:

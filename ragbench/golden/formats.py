@@ -132,7 +132,7 @@ def _records(source: Path, faults: list[Fault]) -> list[tuple[int, dict[str, Any
         if not isinstance(x, dict): faults.append(Fault(source.name, n, "", f"is {type(x).__name__}, not an object.", 'Write [{"id": …}, …].'))
     return [(n, x) for n, x in enumerate(listed, 1) if isinstance(x, dict)]
 
-# %% ../../nbs/golden/03_formats.ipynb #d6f1b483
+# %% ../../nbs/golden/03_formats.ipynb #f6c96f4f
 def bundled() -> dict[str, Path]:
     """Name -> folder of the benches that come with ragbench."""
     package = Path(str(files("ragbench")))
@@ -189,6 +189,7 @@ def import_bench(source: str | Path | Mapping[str, Any], out: str | Path, base: 
     """
     check_target(out, replace)
     bench = load_bench(source, base)
+    if not bench.cases: raise BadInput(str(source["path"] if isinstance(source, Mapping) and "path" in source else source), "holds no question.", "Give at least one.")
     kept = added(Path(out)) if Path(out).is_dir() else None
     was = kept is not None and any(Path(out).iterdir())
     save_bench(bench, out, replace)

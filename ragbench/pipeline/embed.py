@@ -133,7 +133,7 @@ def _forward(ids: list[list[int]]) -> np.ndarray:
         vectors[group] = rows[:len(group)]
     return vectors
 
-# %% ../../nbs/pipeline/03_embed.ipynb #e242d0ee
+# %% ../../nbs/pipeline/03_embed.ipynb #fcab9aa0
 @lru_cache(maxsize=4)
 def _made(call: Call, code: str) -> Encoder:
     "The encoder of a bound spec; another code hash makes another one."
@@ -168,7 +168,8 @@ def embed(call: Call, texts: Sequence[str]) -> np.ndarray:
     made = encoder_of(call)
     if not texts: return np.zeros((0, made.dim), dtype=np.float32)
     distinct = {t: i for i, t in enumerate(sorted(set(texts)))}
-    where, found = f"encoder {call}", made.encode(list(distinct))
+    where = f"encoder {call}"
+    with encoder.blaming(call.name, where): found = made.encode(list(distinct))
     try: vectors = np.ascontiguousarray(found, dtype=np.float32)
     except (TypeError, ValueError, OverflowError): raise BadInput(where, f"returned what is no table of numbers: {shown(found)}.", "Return (n, dim).") from None
     if vectors.shape != (len(distinct), made.dim):

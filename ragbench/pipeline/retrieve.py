@@ -247,7 +247,7 @@ class Dense:
         ranked = ((q, best(scores, depth), scores) for q, scores in zip(asked.tolist(), cosines(queries.vectors[asked], view.vectors)))
         return Candidates.of((q, rows, scores[rows]) for q, rows, scores in ranked)
 
-# %% ../../nbs/pipeline/04_retrieve.ipynb #f4b29455
+# %% ../../nbs/pipeline/04_retrieve.ipynb #48f67896
 def search_source(call: Call, corpus: Corpus, rows: np.ndarray, queries: Queries, depth: int) -> Candidates:
     """Search the visible rows of a corpus with one source.
 
@@ -279,7 +279,8 @@ def open_source(call: Call, corpus: Corpus, rows: np.ndarray) -> Callable[[Queri
     if not isinstance(source, (ViewRetriever, Retriever)): raise BadInput(where, f"{type(source).__name__} is no retriever.", "Give it index(chunks) and search(query, depth).")
     def search(queries: Queries, depth: int) -> Candidates:
         if not len(rows) or not len(queries): return Candidates.of([])
-        found = _inside(source.search_view(view, queries, depth), view, queries, where) if isinstance(source, ViewRetriever) else _by_protocol(source, view, queries, depth, where)
+        with retriever.blaming(call.name, where):
+            found = _inside(source.search_view(view, queries, depth), view, queries, where) if isinstance(source, ViewRetriever) else _by_protocol(source, view, queries, depth, where)
         return replace(found, chunk=rows[found.chunk].astype(np.int32))
     return search
 
