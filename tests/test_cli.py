@@ -692,10 +692,11 @@ def test_two_processes_at_once_agree(study, tmp_path):
     assert sum(r["stages"]["run"] for r in (a, b)) == study[1]["stages"]["run"] and not list(tmp_path.rglob(".partial-*"))
 
 
-def test_an_interrupt_is_exit_4_and_keeps_what_is_done(desk, study):
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_is_exit_4_and_keeps_what_is_done(desk, study, asked):
     started = shell(desk.folder, "run", "e.yaml", "--no-report", "--json", wait=False)
     wait_for(lambda: len(list((desk.folder / "cache").glob("*/[!.]*.sum"))) >= 2, started)
-    started.send_signal(signal.SIGINT)
+    started.send_signal(asked)
     out, err = started.communicate(timeout=60)
     assert started.returncode == 4 and out == "" and "cancelled; what is done is kept" in err and "Traceback" not in err
     assert desk.json("run", "e.yaml", "--no-report")["results_sha256"] == study[1]["results_sha256"]

@@ -6,6 +6,7 @@ import re
 import pytest
 import yaml
 
+from ragbench.core.spec import REGISTRIES
 from ragbench.faces.cli import call
 
 ESCAPES = "\x1b[2J\x1b]0;title\x07\x1b]8;;http://evil.example\x1b\\link\x1b]8;;\x1b\\\x1b]52;c;aGk=\x07\x9b31m\x00\x7f\u202egnp\u2066\u2028\U000e0041"
@@ -267,3 +268,31 @@ def test_a_link_out_of_the_documents_and_a_list_without_questions(room, tmp_path
     (room.folder / "docs" / "p.txt").symlink_to(secret)
     code, _, err = room.go("dataset", "import", "q.csv", "--format", "table", "--docs", "docs", "--out", "made")
     assert code == 2 and "p.txt" in err and "leads out of the folder" in err and not (room.folder / "made").exists()
+
+
+def test_a_measure_undefined_for_every_case_ranks_nothing(room):
+    room.bench(cases=[{"query_id": f"q{i}", "query": f"Do you sell gift card {i}?", "type": "unanswerable", "answerable": False} for i in range(12)])
+    done = room.run(matrix={"retriever": {"A": "bm25", "B": "dense"}})
+    board = [r for r in done["leaderboard"] if r["measure"] == "EvidenceRecall@800t"]
+    assert [(r["mean"], r["low"], r["high"], r["n"], r["standing"]) for r in board] == [(None, None, None, 0, None)] * 2
+    code, out, err = room.go("run", "x.yaml")
+    assert code == 0 and "EvidenceRecall@800t is undefined for every case that was measured" in out and "nan" not in out.lower().replace("finance", "")
+    from html.parser import HTMLParser
+    seen: list[str] = []
+    class Visible(HTMLParser):
+        hidden = 0
+        def handle_starttag(self, tag, attrs): self.hidden += tag in ("script", "style")
+        def handle_endtag(self, tag): self.hidden -= tag in ("script", "style")
+        def handle_data(self, data):
+            if not self.hidden: seen.append(data)
+    Visible().feed((room.folder / done["folder"] / "report.html").read_text(encoding="utf-8"))
+    said = " ".join(seen)
+    assert "undefined for every case" in said and not re.search(r"(?<![A-Za-z])(nan|inf|NaN|None)(?![A-Za-z])", said), re.findall(r".{60}(?<![A-Za-z])(?:nan|inf|NaN|None)(?![A-Za-z]).{60}", said)
+
+
+@pytest.mark.parametrize("body, fails", [("def index(self, chunks): 1 / 0\n    def search(self, query, depth): return []", "ZeroDivisionError"),
+                                         ("def index(self, chunks): pass\n    def search(self, query, depth): raise KeyError('k')", "KeyError"), ("def index(self, chunks): pass\n    def search(self, query, depth): raise SystemExit", "SystemExit")])
+def test_a_users_retriever_that_raises_is_named(room, body, fails):
+    (room.folder / "mine.py").write_text(f"from ragbench import retriever\n@retriever('failing')\nclass Failing:\n    {body}\n")
+    try: room.refused("failing fails", fails, "Mend the plugin", plugins=["mine.py"], matrix={"retriever": {"M": "failing"}})
+    finally: REGISTRIES["retriever"].entries.pop("failing", None)

@@ -58,7 +58,7 @@ FUSION = "from ragbench.pipeline.fuse import Plan\n@fusion('mine')\ndef mine(*so
 CHUNKER = "@chunker('mine')\ndef mine(text): return [(0, len(text))]  # VERSION\n"
 RETRIEVER = "@retriever('mine')\nclass Mine:\n    def index(self, chunks): pass\n    def search(self, query, depth): return []  # VERSION\n"
 MEASURE = "@measure('mine')\ndef mine(case): return 0.5  # VERSION\n"
-HELPED = "import sys\nsys.path.append(FOLDER)\nimport own_helper\n@chunker('mine')\ndef mine(text): return own_helper.cut(text)\n"
+HELPED = "import own_helper\n@chunker('mine')\ndef mine(text): return own_helper.cut(text)\n"
 AFTER_SEARCH = {"search", "fuse", "hits", "context", "scores", "probe"}
 PLUGINS = {
     "encoder": (ENCODER, {"matrix": {"retriever": {"A": "bm25", "B": "dense"}}, "base": {"embedder": "mine"}}, {"embed", *AFTER_SEARCH}),
@@ -83,7 +83,7 @@ def test_an_edited_plugin_reruns_what_depends_on_it(kind, tmp_path, own_parts, m
     file = tmp_path / "plug.py"
     seen, results = [], []
     for version in ("1", "1", "2"):
-        file.write_text(HEAD + body.replace("VERSION", version).replace("FOLDER", repr(str(tmp_path))))
+        file.write_text(HEAD + body.replace("VERSION", version))
         (tmp_path / "own_helper.py").write_text(f"def cut(text): return [(0, {version})]\n")
         load_plugins(["plug.py"], tmp_path)
         seen.append(stages(**how))
