@@ -149,7 +149,7 @@ def _axis(name: str, values: Any) -> list[tuple[str, Any]]:
     if not pairs: raise BadInput(where, "has no values.", "Give at least one.")
     return pairs
 
-# %% ../../nbs/engine/03_config.ipynb #8f71521c
+# %% ../../nbs/engine/03_config.ipynb #09de9376
 MEASURES = ("EvidenceRecall", "Complete", "Recall", "Hit", "Precision", "MRR", "nDCG", "EvidencenDCG", "EvidencePrecision", "Redundancy")
 
 
@@ -181,14 +181,14 @@ class Design:
             if not all(type(v) is int and v >= 1 for v in values): raise BadInput(key, f"must be whole numbers >= 1, got {shown(values)}.", "Mend the list.")
         if type(self.seed) is not int or not 0 <= self.seed < 2 ** 32: raise BadInput("seed", f"must be a whole number >= 0 and < 2^32, got {shown(self.seed)}.", "Mend the value.")
         if not self.expanded(): raise BadInput("measures", "name no measure.", "Name one, such as EvidenceRecall.")
-        meant = expand([self.primary], self.cutoffs, self.budgets) if self.primary else ()
+        meant = expand([self.primary], self.cutoffs, self.budgets, "primary") if self.primary else ()
         if len(meant) > 1: raise BadInput("primary", f"{shown(str(self.primary))} names {len(meant)} measures.", f"Write one of them, such as {meant[0]}.")
         return self
 
     def expanded(self) -> tuple[Measure, ...]:
         """Every measure with its cut-off or budget, the primary one included."""
-        names = [*self.measures, *([self.primary] if self.primary else [])]
-        return tuple(dict.fromkeys(expand(names, self.cutoffs, self.budgets)))
+        primary = expand([self.primary], self.cutoffs, self.budgets, "primary") if self.primary else ()
+        return tuple(dict.fromkeys([*expand(self.measures, self.cutoffs, self.budgets), *primary]))
 
     @property
     def primary_name(self) -> str | None:

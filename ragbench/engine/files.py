@@ -41,7 +41,7 @@ def _copy(value: Any) -> Any:
     if isinstance(value, Mapping): return {k: _copy(v) for k, v in value.items()}
     return [_copy(v) for v in value] if isinstance(value, list) else value
 
-# %% ../../nbs/engine/08_files.ipynb #f473fa7f
+# %% ../../nbs/engine/08_files.ipynb #b2efe945
 KEYS = ("name", "bench", "split", "plugins", "base", "matrix", "cutoffs", "budgets", "primary", "measures", "seed")
 _LATER = {"systems": "recorded systems", "gate": "release gates"}
 
@@ -68,9 +68,11 @@ def read_experiment(path: str | Path, settings: Sequence[str] = ()) -> Experimen
 
 
 def _experiment(content: dict[str, Any], path: Path) -> Experiment:
-    for key in content:
-        if key in _LATER: raise BadInput(str(key), f"{_LATER[key]} are not part of this version.", f"Remove the key {key}.")
-        if key not in KEYS: raise BadInput(shown(key), "is no key of an experiment.", did_you_mean(str(key), KEYS))
+    for key in _LATER:
+        if key in content: raise BadInput(key, f"{_LATER[key]} are not part of this version.", f"Remove the key {key}.")
+    if unknown := [k for k in content if k not in KEYS]:
+        remedies = [did_you_mean(str(k), KEYS) if len(unknown) == 1 else f"{shown(k)}: {did_you_mean(str(k), KEYS)}" for k in unknown[:5]]
+        raise BadInput(", ".join(map(shown, unknown[:5])), "is no key of an experiment." if len(unknown) == 1 else f"are no keys of an experiment ({len(unknown)} in all).", " ".join(remedies))
     for key in ("name", "bench", "matrix"):
         if not content.get(key): raise BadInput(key, "is missing or empty.", "An experiment needs name, bench and matrix.")
     for key in ("matrix", "base"): _typed(content, key, Mapping)

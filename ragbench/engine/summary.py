@@ -46,14 +46,15 @@ class Measured(Protocol):
     def floor(self, config: str, measure: str) -> float: """What a random ranking scores."""
     def by_stratum(self, measure: str | None = None, by: str = "type") -> pd.DataFrame: """Means of every stratum."""
 
-# %% ../../nbs/engine/05b_summary.ipynb #f16dcf97
+# %% ../../nbs/engine/05b_summary.ipynb #c37093d9
 def headline(results: Measured) -> str:
     """The result in a sentence or two; see `Results.headline`."""
     means = results.values(results.main_measure).mean()
     if means.isna().all(): return f"{results.main_measure} is undefined for every case that was measured, so nothing can be said of it."
     top = results.leaderboard([results.main_measure]).set_index("config").loc[results.best()]
     level = [c for c in results.configs if means[c] == means[results.best()]]
-    who = f"{results.best()} has the highest {results.main_measure}:" if len(level) == 1 else f"{len(level)} configurations tie at the highest {results.main_measure}:"
+    named = f" ({', '.join(level)})" if len(level) <= 4 else ""
+    who = f"{results.best()} has the highest {results.main_measure}:" if len(level) == 1 else f"{len(level)} configurations tie at the highest {results.main_measure}{named}:"
     if len(results.configs) == 1: who = f"{results.best()} reaches {results.main_measure}"
     said = f"{who} {top['mean']:.3f} [{top['low']:.3f}, {top['high']:.3f}] over {many(top['n'], 'case')} in {many(top['clusters'], 'cluster')}."
     if len(results.configs) == 1: return said
@@ -74,8 +75,12 @@ def notes(results: Measured) -> list[str]:
         said.append(f"{about['cases']} of {whole} cases were measured (split {split}). The bench brought no splits of its own; write split: all to measure every case.")
     floors = [f for c in results.configs if (f := results.floor(c, results.main_measure)) == f]
     if floors and max(floors) > 0.5: said.append(f"Random chunks already reach {max(floors):.2f} on {results.main_measure}: it reads a large part of this corpus. A smaller budget or cut-off tells configurations apart better.")
+    if unseen := about.get("unseen"):
+        some = ", ".join(unseen[:5]) + (f" and {len(unseen) - 5} more" if len(unseen) > 5 else "")
+        said.append(f"{many(len(unseen), 'case')} need{'s' * (len(unseen) == 1)} evidence that the asker may not see and can only score 0 ({some}); ragbench dataset validate says why.")
+    if split in ("tune", "all") and any(">>" in c["retriever"] for c in results.manifest["configs"]): said.append("Rerankers are fitted on tune cases; each of those is scored by a model that never saw a case of its family.")
     undefined = int(results.values(results.main_measure).isna().all(axis=1).sum())
-    if undefined: said.append(f"{results.main_measure} is undefined for {many(undefined, 'case')} without required evidence, which stay outside its mean.")
+    if undefined: said.append(f"{results.main_measure} is undefined for {many(undefined, 'case')} without required evidence, outside its mean.")
     return said + list(about["notes"])
 
 
