@@ -234,7 +234,10 @@ def test_housekeeping_verbs(desk):
     done = desk.json("run", "small.yaml", "--no-report", "--out", "elsewhere")
     assert done["folder"].startswith("elsewhere") and desk.json("runs", "list") == []
     listed = desk.json("runs", "list", "--out", "elsewhere")
-    assert listed == [{"run_id": done["run_id"], "folder": done["folder"], "bench": "tiny", "split": "tune", "configs": 1, "primary": "EvidenceRecall@60t"}]
+    row, = listed
+    assert {k: row[k] for k in ("run_id", "folder", "bench", "split", "configs", "primary", "k", "seed")} == {"run_id": done["run_id"], "folder": done["folder"], "bench": "tiny", "split": "tune", "configs": 1, "primary": "EvidenceRecall@60t", "k": 5, "seed": 7}
+    lead, = (r for r in done["leaderboard"] if r["measure"] == row["measure"])
+    assert (row["lead"], row["mean"]) == (lead["config"], pytest.approx(lead["mean"]))
     size = desk.json("cache", "size")
     assert size["bytes"] == sum(size["stages"].values()) > 0 and {"chunk", "search", "scores"} <= set(size["stages"])
     assert desk.go("cache", "size")[0] == 0
@@ -291,7 +294,7 @@ def test_a_damaged_run_is_said_and_made_again(desk):
     shutil.copytree(run, run.parent / ".partial-999999-left")
     assert [r["run_id"] for r in desk.json("runs", "list")] == [done["run_id"]]
     head, row = desk.go("runs", "list")[1].splitlines()
-    assert head.split()[:3] == ["run_id", "folder", "bench"] and row.startswith(done["run_id"]) and row.index("tune") == head.index("split")
+    assert head.split()[:3] == ["run_id", "when", "bench"] and row.startswith(done["run_id"]) and row.index("tune") == head.index("split") and "seed" not in head
     (run / "scores.parquet").write_bytes((run / "scores.parquet").read_bytes()[:-9])
     (run / "manifest.json").write_text("{", encoding="utf-8")
     desk.refused("report", run, says=("manifest.json", "damaged", "Run the experiment again."))

@@ -26,7 +26,7 @@ TEXT_EN = "Goods with a quality defect may be returned within fifteen days of de
 
 
 class Results:
-    primary = "EvidenceRecall@800t"
+    primary = main_measure = "EvidenceRecall@800t"
     notes = ["4 configurations were seen on the tune split; luck alone would have gained 0.021.", "12 cases have evidence by section only: the cut rate is undefined for them."]
     manifest = {{"design": {{"name": "chunk-ab", "split": "tune", "seed": 7}}, "bench": {{"name": "aftersales", "sha256": "9f2c4e…"}}, "versions": {{"ragbench": "0.1.0", "dataset": "1", "knowledge": "2026-08-01"}},
                 "environment": {{"python": "3.11", "numpy": "2.4"}}, "configs": [{{"config": c, "spec": c}} for c in CONFIGS]}}
@@ -36,7 +36,7 @@ class Results:
         if evil:
             self.configs, self.types, self.text = EVIL[:4], EVIL[2:], "退款".join(EVIL)
             self.notes, self.manifest = list(EVIL), {{"design": {{"name": EVIL[0]}}, "bench": {{"name": EVIL[1]}}, **dict(zip(EVIL, EVIL))}}
-            self.primary = "MRR"
+            self.primary = self.main_measure = "MRR"
         self.evil = evil
 
     @classmethod

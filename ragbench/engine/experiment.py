@@ -52,7 +52,7 @@ def chunk(text: str, spec: str, kind: str = "markdown") -> list[Chunk]:
     """
     return list(chunk_document(parse_text(text, kind, "text"), canonical(chunkers, spec, "chunker")))
 
-# %% ../../nbs/engine/05_experiment.ipynb #83759dd3
+# %% ../../nbs/engine/05_experiment.ipynb #3e7cae63
 class Experiment:
     """A matrix of configurations over one bench.
 
@@ -228,7 +228,7 @@ class Experiment:
                 "configs": [{"config": c.label, "spec": c.config.spec, "place": list(c.place), **asdict(c.config)} for c in cells], "failures": dict(failures),
                 "bench": {"name": self.bench.name, "source": self.source, "base": str(self.base), "dataset_version": self.bench.dataset_version, "knowledge_version": self.bench.knowledge_version,
                           "documents": len(self.bench.documents), "cases": len(self.asked.cases), "all_cases": len(self.bench.cases), "split_by_us": self.bench.split_by_us, "unseen": self.unseen, "notes": list(self.bench.notes), **{f"{k}_sha256": v for k, v in self.study.bench_keys.items()}},
-                "models": models, "tokenizer": TOKENIZER, "environment": environment()}
+                "models": models, "tokenizer": TOKENIZER, "lead": _lead(frames["scores"], self.design), "environment": environment()}
 
 
 
@@ -239,6 +239,13 @@ def _whole(folder: Path) -> bool:
     "Whether a run folder with every configuration lies there."
     try: return not read_manifest(folder)["failures"]
     except (BadInput, KeyError, TypeError): return False
+
+
+def _lead(scores: pd.DataFrame, design: Design) -> dict[str, Any]:
+    "The configuration with the highest mean on the main measure; without one where it is undefined throughout."
+    measure = design.primary_name or str(design.expanded()[0])
+    means = scores[scores["measure"] == measure].groupby("config", sort=False)["value"].mean().dropna()
+    return {"measure": measure, "config": str(means.idxmax()) if len(means) else None, "mean": float(means.max()) if len(means) else None}
 
 
 def _source(bench: Bench | str | Mapping[str, Any]) -> Any:

@@ -43,7 +43,7 @@ def bundled(name: str) -> Path:
 def _template(name: str) -> str:
     return (Path(str(files("ragbench"))) / "faces" / "templates" / "ragreport" / name).read_text(encoding="utf-8")
 
-# %% ../../nbs/faces/02_report.ipynb #29d14db2
+# %% ../../nbs/faces/02_report.ipynb #f72149c1
 def execute(notebook: Path, parameters: Mapping[str, Any], cwd: Path, timeout: int = 600) -> Any:
     """The executed notebook, without times, paths and random ids.
 
@@ -87,7 +87,7 @@ def _check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
 def _this_interpreter(scratch: Path) -> type:
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import AsyncKernelManager
-    argv = [sys.executable, "-P", "-m", "ipykernel_launcher", "-f", "{connection_file}", f"--ipython-dir={scratch}", "--IPKernelApp.log_level=ERROR",
+    argv = [sys.executable, "-P", "-m", "ipykernel_launcher", "-f", "{connection_file}", f"--ipython-dir={scratch}", "--IPKernelApp.log_level=CRITICAL",
             "--InteractiveShellApp.ignore_cwd=True", "--HistoryManager.enabled=False"]
     spec = KernelSpec(argv=argv, display_name="Python 3", language="python", env={"PYDEVD_DISABLE_FILE_VALIDATION": "1"})
 

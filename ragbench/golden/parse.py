@@ -76,19 +76,31 @@ def unique_names(names: Iterable[str]) -> list[str]:
         out.append(new)
     return out
 
-# %% ../../nbs/golden/01_parse.ipynb #a0b2b120
+# %% ../../nbs/golden/01_parse.ipynb #30deeecf
 _FRONT = re.compile(r"---[ \t]*\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.S | re.M)
 
 
-def front_matter(text: str) -> tuple[int, dict[str, Any]]:
-    """Where the front matter of a text ends (0 without one) and what it says."""
+_KEY = re.compile(r"\s*(?:#.*\n\s*)*[^\s:#,，。-][^:\n]{0,39}:(?:\s|\Z)")
+
+
+def front_matter(text: str, where: str = "text") -> tuple[int, dict[str, Any]]:
+    """Where the front matter of a text ends (0 without one) and what it says.
+
+    Raises
+    ------
+    BadInput : a block of keys that is no YAML mapping, with its line
+    """
     found = _FRONT.match(text)
     if not found: return 0, {}
+    why, line = "it is no mapping", 1
     try: value = plain_value(load_yaml(found.group(1)))
-    except OddYaml: return 0, {}
-    return (found.end(), value) if isinstance(value, dict) else (0, {})
+    except OddYaml as odd: value, why, line = None, str(odd), odd.line or 1
+    if isinstance(value, dict): return found.end(), value
+    if not _KEY.match(found.group(1)): return 0, {}
+    line = min(line, found.group(1).count("\n") or 1) + 1
+    raise BadInput(f"{where} line {line}", f"the front matter cannot be read ({why}).", "Write one key: value a line, every key once; if it is text, put *** in the place of the first ---.")
 
-# %% ../../nbs/golden/01_parse.ipynb #d1ff81e7
+# %% ../../nbs/golden/01_parse.ipynb #6add1fdc
 _ANCHOR = re.compile(r"\s*\{#([^\s{}]+)\}\s*$")
 
 
@@ -98,10 +110,15 @@ def _markdown_it() -> MarkdownIt:
     return MarkdownIt("commonmark").enable("table")
 
 
-def parse_markdown(text: str) -> Parsed:
-    """Structure of canonical Markdown text: front matter, sections, tables and the first level-1 heading as title."""
+def parse_markdown(text: str, where: str = "text") -> Parsed:
+    """Structure of canonical Markdown text: front matter, sections, tables and the first level-1 heading as title.
+
+    Raises
+    ------
+    BadInput : front matter that cannot be read
+    """
     from markdown_it import __version__
-    end, metadata = front_matter(text)
+    end, metadata = front_matter(text, where)
     tokens = _markdown_it().parse("\n" * text.count("\n", 0, end) + text[end:])
     starts = [0, *accumulate(len(line) + 1 for line in text.split("\n"))]
     headings = [_heading(tokens, i) for i, t in enumerate(tokens) if t.type == "heading_open" and t.level == 0]
@@ -145,10 +162,10 @@ def _table_end(rows: Sequence[tuple[int, int]], starts: Sequence[int]) -> int:
     "End of the last row, or of the delimiter line below a lone header."
     return rows[-1][1] if len(rows) > 1 else starts[starts.index(rows[0][0]) + 2] - 1
 
-# %% ../../nbs/golden/01_parse.ipynb #0edc4aa8
+# %% ../../nbs/golden/01_parse.ipynb #b72b51ff
 @parses(".md", ".markdown")
 def _markdown_file(raw: bytes, where: str, encoding: str) -> Parsed:
-    return parse_markdown(canonical_text(raw, where, encoding))
+    return parse_markdown(canonical_text(raw, where, encoding), where)
 
 
 @parses(".txt")
@@ -168,11 +185,11 @@ def parse_text(text: str, kind: str, doc_id: str, **document_fields: Any) -> Doc
 
     Raises
     ------
-    BadInput : another kind
+    BadInput : another kind, or front matter that cannot be read
     """
     if kind not in ("markdown", "text"): raise BadInput(f"document {shown(doc_id)}", f"unknown kind {shown(kind)}.", "Write markdown or text.")
     canonical = canonical_text(text, doc_id)
-    return _document(parse_markdown(canonical) if kind == "markdown" else Parsed(canonical, "plain text"), doc_id, document_fields)
+    return _document(parse_markdown(canonical, f"document {shown(doc_id)}") if kind == "markdown" else Parsed(canonical, "plain text"), doc_id, document_fields)
 
 
 def parse_file(path: str | Path, encoding: str = "utf-8", doc_id: str | None = None) -> Document:
@@ -186,7 +203,7 @@ def parse_file(path: str | Path, encoding: str = "utf-8", doc_id: str | None = N
 
     Raises
     ------
-    BadInput : no such file, an ending that is not read, bytes that are not valid in the encoding
+    BadInput : no such file, an ending that is not read, bytes that are not valid in the encoding, front matter that cannot be read
     """
     path = Path(path)
     parser = PARSERS.get(path.suffix.lower())
