@@ -11,8 +11,8 @@ from ragbench.core.errors import BadInput
 from ragbench.measures.flips import sign_flip
 from ragbench.measures.intervals import cluster_sums
 from ragbench.measures.stats import (
-    adjust_family, benjamini_hochberg, cases_needed, comparison_sentence, holm, mcnemar_power, mean_interval, minimum_detectable,
-    _test_binary, one_sided_bound, pair_ps, paired, percentiles, standings, weakest_stratum)
+    _test_binary, all_pairs, benjamini_hochberg, cases_needed, comparison_sentence, explored, holm, mcnemar_power, mean_interval,
+    minimum_detectable, one_sided_bound, pair_ps, paired, percentiles, standings, weakest_stratum)
 
 
 def correlated(rng, n, rates, correlation=.6):
@@ -163,12 +163,44 @@ def test_agreeing_cases_never_make_a_point(level):
     assert d.low < .1 < d.high and d.verdict == "better"
 
 
-def test_a_family_keeps_its_inconclusive_members():
-    clear, weak = paired(np.zeros(40), np.ones(40), range(40)), paired([0, 1], [1, 1], "ab")
-    none = paired([], [], [])
-    judged = adjust_family([clear, weak, none])
-    assert [d.verdict for d in judged] == ["better", "inconclusive", "inconclusive"]
-    assert judged[0].p_adjusted == 2 * clear.p and math.isnan(judged[2].p_adjusted) and adjust_family([]) == []
+def coherent(d):
+    "Verdict, interval and adjusted p say the same."
+    decided = (d.low > 0) - (d.high < 0)
+    assert decided == {"better": 1, "worse": -1}.get(d.verdict, 0) and d.low <= d.difference <= d.high
+    return not decided or d.p_adjusted <= .05 + 1e-9
+
+
+def test_exploratory_pairs_keep_their_inconclusive_members():
+    nan = np.full(38, math.nan)
+    x = np.array([np.zeros(40), np.ones(40), np.r_[0, 1, nan], np.r_[1, 1, nan], np.full(40, math.nan)])
+    clear, weak, none = judged = explored(x, [(0, 1), (2, 3), (0, 4)], range(40))
+    assert [d.verdict for d in judged] == ["better", "inconclusive", "inconclusive"] and none.n == 0 and math.isnan(none.p_adjusted)
+    assert clear.p_adjusted == 2 * paired(x[0], x[1], range(40)).p and "exploratory: corrected for 2 pairs by Benjamini-Hochberg" in clear.method
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([4, 9, 11, 15, 40]), st.booleans(), st.sampled_from([0, .1, .4]))
+def test_standing_test_and_interval_never_contradict(seed, groups, binary, gone):
+    rng = np.random.default_rng(seed)
+    c = np.r_[np.arange(groups), rng.integers(0, groups, rng.integers(0, 60))]
+    x = np.clip(rng.random(len(c)) + rng.normal([[0], [0], [.15], [.3]], .25, (4, len(c))), 0, 1).round(0 if binary else 2)
+    x[0] = x[1] if seed % 5 == 0 else x[0]
+    x[rng.random(x.shape) < gone] = math.nan
+    board = all_pairs(x, c)
+    beaten = board.beaten_by()
+    for (i, j), p in zip(board.pairs.tolist(), board.p):
+        d = board.difference(i, j)
+        assert coherent(d) and (d.verdict == "better") == (j in beaten[i]) and (d.verdict == "worse") == (i in beaten[j])
+        assert d.p_adjusted == p or math.isnan(p) and not d.n
+    assert all(coherent(d) for d in explored(x, board.pairs.tolist(), c))
+
+
+def test_a_boards_intervals_hold_together():
+    rng, runs, missed, rates = np.random.default_rng(4), 150, 0, [.6, .6, .65, .7]
+    for r in range(runs):
+        board = all_pairs(correlated(rng, 80, rates), range(80), seed=r)
+        missed += any(not d.low <= rates[j] - rates[i] <= d.high for i, j in board.pairs.tolist() for d in [board.difference(i, j)])
+    assert missed / runs <= within(.055, runs)
 
 
 def test_weakest_stratum_of_equals_is_not_distinguishable():
@@ -181,7 +213,7 @@ def test_weakest_stratum_of_equals_is_not_distinguishable():
 def test_the_sentence_names_everything():
     d = paired([0, 1] * 40, [0, 1] * 40, range(80))
     said = comparison_sentence(d, "Recall@5", "fixed", "sentence", True)
-    for part in ("Recall@5", "first 5 hits", "n = 80 cases in 80 clusters", "undecided", "order at equal k may differ", "No case differed"):
+    for part in ("Recall@5", "first 5 hits", "n = 80 cases in 80 clusters", "undecided", "order at equal k may differ", "no case differed; up to 0.037 (3/n) is not excluded"):
         assert part in said
     assert percentiles([1, 2, 3]).p50 == 2
 

@@ -15,7 +15,7 @@ from ..core.errors import BadInput
 from .intervals import Labels, canonical_order, cluster_codes, cluster_sums
 
 # %% auto #0
-__all__ = ['FLIPS', 'EXACT', 'sign_flip', 'flip_columns', 'pair_ps', 'holm', 'benjamini_hochberg']
+__all__ = ['FLIPS', 'EXACT', 'sign_flip', 'flip_columns', 'pair_ps', 'joint_levels', 'holm', 'benjamini_hochberg']
 
 # %% ../../nbs/measures/02c_flips.ipynb #601be0b8
 FLIPS = 20_000
@@ -57,7 +57,7 @@ def sign_flip(sums: np.ndarray, seed: int, alpha: float) -> tuple[float, float, 
     if kept < 1: return float(p), -math.inf, math.inf
     return float(p), float(np.partition(lows, kept - 1)[kept - 1]), float(-np.partition(-highs, kept - 1)[kept - 1])
 
-# %% ../../nbs/measures/02c_flips.ipynb #157528f7
+# %% ../../nbs/measures/02c_flips.ipynb #623c2cf6
 def flip_columns(sums: np.ndarray, flips: int, seed: int, block: int = 8192) -> Iterator[np.ndarray]:
     "Flipped sums of every column, columns x block: all flips of few clusters, else `flips` drawn ones."
     groups, columns = len(sums), np.ascontiguousarray(sums.T, np.float32)
@@ -71,6 +71,17 @@ def flip_columns(sums: np.ndarray, flips: int, seed: int, block: int = 8192) -> 
         width = min(block, flips - start)
         bits = np.frombuffer(rng.bytes(groups * (-(-width // 8))), np.uint8).reshape(groups, -1)
         yield 2 * (columns @ np.unpackbits(bits, axis=1, count=width).astype(np.float32)) - total
+
+
+def _studentised(columns: Any, pairs: Any, clusters: Labels) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    "Cluster sums of the columns; of every pair its two columns, what its difference of sums is multiplied with, and its t."
+    x, sides = np.asarray(columns, float), np.asarray(pairs, int).reshape(-1, 2).T
+    if not np.isfinite(x).all(): raise BadInput("pair_ps", "a value is nan or infinite.", "Leave out cases that a column does not define.")
+    sums = cluster_sums(x - x.mean(1, keepdims=True) if x.size else x, cluster_codes(clusters, len(x), "pair_ps"))
+    d = np.round(sums[:, sides[1]] - sums[:, sides[0]], 9)
+    scale = np.sqrt((d ** 2).sum(0))
+    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0).astype(np.float32)
+    return sums, sides, inverse, np.abs(d.sum(0)) * inverse
 
 
 def pair_ps(columns: Any, pairs: Any, clusters: Labels, flips: int = FLIPS, seed: int = 7, step_down: bool = False) -> np.ndarray:
@@ -89,13 +100,7 @@ def pair_ps(columns: Any, pairs: Any, clusters: Labels, flips: int = FLIPS, seed
     -------
     One p per pair; 1 where no cluster differs.
     """
-    x, (first, second) = np.asarray(columns, float), np.asarray(pairs, int).reshape(-1, 2).T
-    if not np.isfinite(x).all(): raise BadInput("pair_ps", "a value is nan or infinite.", "Leave out cases that a column does not define.")
-    sums = cluster_sums(x - x.mean(1, keepdims=True) if x.size else x, cluster_codes(clusters, len(x), "pair_ps"))
-    d = np.round(sums[:, second] - sums[:, first], 9)
-    scale = np.sqrt((d ** 2).sum(0))
-    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0).astype(np.float32)
-    observed = np.abs(d.sum(0)) * inverse
+    sums, (first, second), inverse, observed = _studentised(columns, pairs, clusters)
     order, count, drawn = np.argsort(observed, kind="stable"), np.zeros(len(first), np.int64), len(sums) > EXACT
     total = int(drawn)
     for flipped in flip_columns(sums, flips, seed):
@@ -107,6 +112,34 @@ def pair_ps(columns: Any, pairs: Any, clusters: Labels, flips: int = FLIPS, seed
     p = (count + drawn) / total
     if step_down: p[order[::-1]] = np.maximum.accumulate(p[order[::-1]])
     return p
+
+
+def joint_levels(columns: Any, pairs: Any, clusters: Labels, among: np.ndarray, alpha: float = 0.05, seed: int = 7) -> np.ndarray:
+    """At which level each pair is tested by itself, when `alpha` is the chance of any wrong rejection among some pairs together.
+
+    Parameters
+    ----------
+    columns, pairs, clusters, seed : as for `pair_ps`, of which these are the same flips
+    among : one flag per pair; the level is that of the 1 − alpha quantile of the largest t of the flagged pairs
+    alpha : of them together
+
+    Returns
+    -------
+    One level per pair, from alpha / flagged pairs (Bonferroni) to alpha.
+    """
+    sums, (first, second), inverse, _ = _studentised(columns, pairs, clusters)
+    if not among.any(): return np.full(len(first), alpha)
+    tops = []
+    for flipped in flip_columns(sums, FLIPS, seed):
+        top = np.zeros(flipped.shape[1], np.float32)
+        for k in np.flatnonzero(among): np.maximum(top, np.abs(flipped[second[k]] - flipped[first[k]]) * inverse[k], out=top)
+        tops.append(top)
+    largest, drawn = np.sort(np.concatenate(tops))[::-1], len(sums) > EXACT
+    total, beyond = len(largest) + drawn, np.zeros(len(first))
+    critical = largest[max(math.floor(alpha * total) - drawn, 0)]
+    for flipped in flip_columns(sums, FLIPS, seed):
+        for k in range(len(first)): beyond[k] += np.count_nonzero(np.abs(flipped[second[k]] - flipped[first[k]]) * inverse[k] > critical + 1e-4)
+    return np.clip((beyond + drawn) / total, alpha / among.sum(), alpha)
 
 # %% ../../nbs/measures/02c_flips.ipynb #3c7a063a
 def holm(ps: Any) -> np.ndarray:
