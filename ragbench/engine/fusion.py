@@ -25,7 +25,7 @@ from ..pipeline.fuse import Fused, FusionTable
 # %% auto #0
 __all__ = ['LiveFusion', 'fuse']
 
-# %% ../../nbs/engine/07_fusion.ipynb #858c7546
+# %% ../../nbs/engine/07_fusion.ipynb #13a9d873
 class LiveFusion:
     """Stored candidates of one chunking, ready to be fused at any weight.
 
@@ -33,20 +33,23 @@ class LiveFusion:
     ----------
     results : a run with at least two sources
     chunker : which chunking, by canonical spec; the run's first one by default
+    embedder, depth : which of its candidates, where a run varies them; the first ones by default
 
     Raises
     ------
-    BadInput : the run measured locked cases, holds fewer than two sources, or has no such chunking
+    BadInput : the run measured locked cases, holds fewer than two sources, or has no such candidates
     """
 
-    def __init__(self, results: Results, chunker: str | None = None) -> None:
+    def __init__(self, results: Results, chunker: str | None = None, embedder: str | None = None, depth: int | None = None) -> None:
         if results.manifest["design"]["split"] not in ("tune", "challenge") and not results.manifest["bench"]["split_by_us"]:
             raise BadInput(f"run {results.manifest['run_id']}", f"measured split {results.manifest['design']['split']}: re-weighting there would tune on locked cases.", "Use a run on split: tune.")
         self.results = results
-        configs = {c["chunker"]: c for c in reversed(results.manifest["configs"])}
-        self.chunker = chunker or results.manifest["configs"][0]["chunker"]
-        if self.chunker not in configs: raise BadInput("chunker", f"{shown(self.chunker)} is not in this run.", did_you_mean(self.chunker, configs))
-        self.depth, self.k, self.embedder = (configs[self.chunker][key] for key in ("depth", "k", "embedder"))
+        fitting = results.manifest["configs"]
+        for key, value in (("chunker", chunker), ("embedder", embedder), ("depth", depth)):
+            known = list(dict.fromkeys(str(c[key]) for c in fitting))
+            fitting = [c for c in fitting if value is None or c[key] == value]
+            if not fitting: raise BadInput(key, f"{shown(value)} is not in this run.", did_you_mean(str(value), known))
+        self.chunker, self.embedder, self.depth, self.k = (fitting[0][key] for key in ("chunker", "embedder", "depth", "k"))
         stored = read_frame(results.folder, "candidates")
         self.stored = stored[(stored["chunker"] == self.chunker) & (stored["depth"] == self.depth) & (stored["embedder"] == self.embedder)]
         self.sources = sorted(self.stored["source"].unique())
@@ -147,7 +150,7 @@ class LiveFusion:
         Returns
         -------
         measure, mean, low, high, n, clusters; with `against` also stored (its mean), difference (paired, these weights − stored),
-        difference_low, difference_high, verdict.
+        difference_low, difference_high, verdict, same (no case differs: the interval is then the rule of three, ±3/n).
         """
         names = list(dict.fromkeys(str(parse_measure(m)) for m in measures))
         values = {str(m): g["value"].to_numpy() for m, g in self.scores(weights, names, norm).groupby("measure", sort=False)}
@@ -158,9 +161,9 @@ class LiveFusion:
             row = {"measure": m, "mean": i.mean, "low": i.low, "high": i.high, "n": i.n, "clusters": i.clusters}
             if against is not None:
                 d = stats.paired(stored[m], values[m], self._clusters, self.results.manifest["design"]["seed"])
-                row |= {"stored": d.value_a, "difference": d.difference, "difference_low": d.low, "difference_high": d.high, "verdict": d.verdict}
+                row |= {"stored": d.value_a, "difference": d.difference, "difference_low": d.low, "difference_high": d.high, "verdict": d.verdict, "same": bool(d.n) and not d.win and not d.loss}
             rows.append(row)
-        columns = ["measure", "mean", "low", "high", "n", "clusters"] + (["stored", "difference", "difference_low", "difference_high", "verdict"] if against is not None else [])
+        columns = ["measure", "mean", "low", "high", "n", "clusters"] + (["stored", "difference", "difference_low", "difference_high", "verdict", "same"] if against is not None else [])
         return pd.DataFrame(rows, columns=columns)
 
 
@@ -172,11 +175,12 @@ def fuse(results: Results, retriever: str, measures: Sequence[str] | None = None
     results : a run
     retriever : such as `0.6*dense + 0.4*bm25`, or `minmax(…)` or `rrf(…)` over sources of the run
     measures : measures with their cut-off; the run's main measure by default
-    chunker : which chunking of the run
+    chunker : which chunking of the run; all of them by default
 
     Returns
     -------
-    Columns measure, mean, low, high, n, clusters: equal to a run with that retriever.
+    A row for every measure and all that was searched apart (chunking, embedder, depth): config (what the run calls it beside the retriever),
+    measure, mean, low, high, n, clusters: equal to a run with that retriever.
     """
     expr, norm = canonical_retriever(retriever), "zscore"
     if isinstance(expr, Call) and expr.name in ("minmax", "rrf"):
@@ -184,4 +188,22 @@ def fuse(results: Results, retriever: str, measures: Sequence[str] | None = None
         expr = inner[0] if norm == "minmax" else Sum(tuple((1.0, c) for c in inner if isinstance(c, Call)))
     if isinstance(expr, Pipe): raise BadInput("retriever", "a reranker cannot be refitted on stored candidates.", "Leave out what follows >>.")
     weights = {str(c): w for w, c in expr.terms} if isinstance(expr, Sum) else {str(expr): 1.0}
-    return LiveFusion(results, chunker).leaderboard(weights, measures or [results.main_measure], norm)
+    boards = []
+    for (cut, embedder, depth), label in _searched(results).items():
+        if chunker is None or cut == chunker:
+            board = LiveFusion(results, cut, embedder, depth).leaderboard(weights, measures or [results.main_measure], norm)
+            boards.append(board.assign(config=label)[["config", *board.columns]])
+    return pd.concat(boards, ignore_index=True) if boards else LiveFusion(results, chunker).leaderboard(weights, [])
+
+
+def _searched(results: Results) -> dict[tuple[str, str, int], str]:
+    "Label of each chunking, embedder and depth of a run: what its configurations are called beside retriever, k and context."
+    axes, configs = results.manifest["axes"], results.manifest["configs"]
+    labels: dict[tuple[str, str, int], str] = {}
+    for c in configs:
+        parts, long = c["config"].split(" | "), [a for i, a in enumerate(axes) if len({tuple(o["place"])[i] for o in configs}) > 1]
+        named = axes if len(parts) == len(axes) else long
+        kept = [p for p, a in zip(parts, named) if a in ("chunker", "embedder", "depth")] if len(parts) == len(named) else []
+        labels.setdefault((c["chunker"], c["embedder"], c["depth"]), " | ".join(kept) or c["chunker"])
+    if len(set(labels.values())) == len(labels): return labels
+    return {key: " | ".join(map(str, key)) for key in labels}
