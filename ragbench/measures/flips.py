@@ -57,7 +57,7 @@ def sign_flip(sums: np.ndarray, seed: int, alpha: float) -> tuple[float, float, 
     if kept < 1: return float(p), -math.inf, math.inf
     return float(p), float(np.partition(lows, kept - 1)[kept - 1]), float(-np.partition(-highs, kept - 1)[kept - 1])
 
-# %% ../../nbs/measures/02c_flips.ipynb #623c2cf6
+# %% ../../nbs/measures/02c_flips.ipynb #b8dbc757
 def flip_columns(sums: np.ndarray, flips: int, seed: int, block: int = 8192) -> Iterator[np.ndarray]:
     "Flipped sums of every column, columns x block: all flips of few clusters, else `flips` drawn ones."
     groups, columns = len(sums), np.ascontiguousarray(sums.T, np.float32)
@@ -129,16 +129,16 @@ def joint_levels(columns: Any, pairs: Any, clusters: Labels, among: np.ndarray, 
     """
     sums, (first, second), inverse, _ = _studentised(columns, pairs, clusters)
     if not among.any(): return np.full(len(first), alpha)
-    tops = []
+    tops: list[np.ndarray] = []
     for flipped in flip_columns(sums, FLIPS, seed):
         top = np.zeros(flipped.shape[1], np.float32)
-        for k in np.flatnonzero(among): np.maximum(top, np.abs(flipped[second[k]] - flipped[first[k]]) * inverse[k], out=top)
+        for k in np.flatnonzero(among).tolist(): np.maximum(top, np.abs(flipped[second[k]] - flipped[first[k]]) * inverse[k], out=top)
         tops.append(top)
     largest, drawn = np.sort(np.concatenate(tops))[::-1], len(sums) > EXACT
     total, beyond = len(largest) + drawn, np.zeros(len(first))
     critical = largest[max(math.floor(alpha * total) - drawn, 0)]
     for flipped in flip_columns(sums, FLIPS, seed):
-        for k in range(len(first)): beyond[k] += np.count_nonzero(np.abs(flipped[second[k]] - flipped[first[k]]) * inverse[k] > critical + 1e-4)
+        for k in range(len(beyond)): beyond[k] += np.count_nonzero(np.abs(flipped[second[k]] - flipped[first[k]]) * inverse[k] > critical + 1e-4)
     return np.clip((beyond + drawn) / total, alpha / among.sum(), alpha)
 
 # %% ../../nbs/measures/02c_flips.ipynb #3c7a063a
