@@ -146,7 +146,7 @@ def test_damage_is_named(tmp_path, name):
 @pytest.mark.parametrize("name, content, line, says", [
     ("cases.jsonl", b"", None, "holds no cases"), ("cases.jsonl", b'{"query_id": "a"\n', 1, "no JSON"), ("cases.jsonl", b"\n[]\n", 2, "not an object"),
     ("cases.jsonl", '{"query_id": "a"}\n{"query": "退款"}'.encode("gbk"), 2, "not valid UTF-8"), ("documents.jsonl", b'{"doc_id": "a", "text": NaN}', 1, "no number"),
-    ("bench.yaml", b"dataset_version: '1'", None, "is missing"), ("bench.yaml", b"name: [", None, "no YAML"), ("bench.yaml", b"name: x\nnmae: y", None, "unknown key"), ("bench.yaml", b"a: &a [1]\nname: *a", None, "no YAML")])
+    ("bench.yaml", b"dataset_version: '1'", None, "is missing"), ("bench.yaml", b"name: [", 1, "no valid YAML"), ("bench.yaml", b"name: x\nnmae: y", None, "unknown key"), ("bench.yaml", b"a: &a [1]\nname: *a", 2, "no valid YAML")])
 def test_damaged_files_are_named(tmp_path, name, content, line, says):
     folder = write(tmp_path / "small", *small())
     (folder / name).write_bytes(content)

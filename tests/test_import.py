@@ -102,7 +102,7 @@ def check(bench):
     assert len(at["换主板要等几天，数据要自己备份吗？"].groups()) == 2
     none = at["有礼品卡卖吗？"]
     assert not none.answerable and none.expected == "abstain" and none.evidence == () and all(c.answerable for c in bench.cases if c is not none)
-    assert any("1 quotes were anchored with white space let differ" in n for n in bench.notes) and any("客服热线" in n and "taken as alternatives" in n for n in bench.notes)
+    assert any("1 quote was anchored with white space let differ" in n for n in bench.notes) and any("客服热线" in n and "taken as alternatives" in n for n in bench.notes)
 
 
 def test_a_folder_and_a_csv_become_a_bench(desk):
@@ -115,7 +115,11 @@ def test_a_folder_and_a_csv_become_a_bench(desk):
     found = json.loads(out)
     assert code == 0 and (found["documents"], found["cases"]) == (12, 10) and len(found["notes"]) >= 3
     assert [c.evidence for c in desk.bench("again").cases] == [c.evidence for c in bench.cases]
-    for name in ("bench.yaml", "documents.jsonl", "cases.jsonl"): assert (desk.folder / "mine" / name).read_bytes() == (desk.folder / "again" / name).read_bytes()
+    for name in ("documents.jsonl", "cases.jsonl"): assert (desk.folder / "mine" / name).read_bytes() == (desk.folder / "again" / name).read_bytes()
+    assert (bench.name, desk.bench("again").name) == ("mine", "again") and (desk.folder / "mine" / "bench.yaml").read_text().replace("mine", "again") == (desk.folder / "again" / "bench.yaml").read_text()
+    counts = {s: sum(c.split == s for c in bench.cases) for s in ("tune", "locked", "challenge")}
+    assert f"Splits by family: {', '.join(f'{s} {n}' for s, n in counts.items())}." in found["notes"] and "With few cases, write split: all" in desk.take("问题.csv", "third", "--name", "售后")[1]
+    assert desk.bench("third").name == "售后" and [c.query_id for c in desk.bench("third").cases] == [c.query_id for c in bench.cases]
 
 
 def test_notes_alternatives_and_spans(desk):
@@ -169,9 +173,9 @@ def test_a_bench_of_one_split(desk, matrix, asked):
         assert code == 0 and all(line.startswith("note: ") for line in err.splitlines()) and json.loads(out)["leaderboard"][0]["n"] == 9
     else:
         code, out, err = desk.run(matrix=matrix)
-        assert code == 2 and "split tune: 问题 has no case in it. Choose another split." in err
+        assert code == 2 and "split tune: mine has no case in it." in err
         code, out, err = desk.run(split="locked", matrix=matrix)
-        assert code == 2 and "ltr is fitted on tune cases, of which 问题 has none" in err
+        assert code == 2 and "ltr is fitted on tune cases, of which mine has none" in err
         assert set(desk.folder.rglob("*")) - set(before) == {desk.folder / "first.yaml"}
 
 
@@ -331,6 +335,105 @@ def test_other_formats_list_twenty_faults(desk):
     assert desk.go("dataset", "import", "beir", "--format", "beir", "--out", "mine")[2].count("unknown document") == 5
 
 
+FRONT = {"open bracket": ("roles: [主管", "a.md line 2: the front matter cannot be read"), "key twice": ("roles: [主管]\nroles: [客服]", "a.md line 3: the front matter cannot be read"),
+         "alias": ("x: &x [主管]\nroles: *x", "a.md line 3: the front matter cannot be read"), "tab": ("status:\n\t- draft", "a.md line 3: the front matter cannot be read"), "no blank": ("角色:[主管]", "a.md line 1, 角色: stands in line 2"),
+         "wide colon": ("角色：主管", "a.md line 1, 角色: stands in line 2"), "list": ("- roles: 主管", "a.md line 1, roles: stands in line 2"), "near": ("rol: 主管", "Did you mean 'role'?"),
+         "other order": ("role_allowed: 主管", "Did you mean 'allowed_roles'?"), "two of one meaning": ("roles: [主管]\n角色: [客服]", "roles is given twice"), "no value": ("status: hidden", "a.md line 1, status: unknown value 'hidden'")}
+
+
+@pytest.mark.parametrize("name", FRONT)
+def test_labels_that_cannot_be_read_hide_nothing_so_they_are_faults(desk, name):
+    "The same for a table, for a list of cases, for Ragas records, and for a bench folder that names the file."
+    block, says = FRONT[name]
+    (desk.folder / "资料" / "a.md").write_text(f"---\n{block}\n---\n# 工资\n五号发。\n", encoding="utf-8")
+    (desk.folder / "c.json").write_text(json.dumps([{"id": 1, "question": "?", "relevant_doc_ids": ["发票"]}]), encoding="utf-8")
+    (desk.folder / "r.json").write_text(json.dumps([{"user_input": "?", "reference_contexts": ["积分两年内有效。"]}]), encoding="utf-8")
+    for kind, source in (("table", "问题.csv"), ("cases", "c.json"), ("ragas", "r.json")): desk.refused("dataset", "import", source, "--format", kind, "--docs", "资料", "--out", "mine", says=says)
+    (desk.folder / "资料" / "a.md").rename(desk.folder / "a.md")
+    desk.take()
+    bench = desk.folder / "mine"
+    (bench / "a.md").write_bytes((desk.folder / "a.md").read_bytes())
+    (bench / "documents.jsonl").write_text((bench / "documents.jsonl").read_text("utf-8") + '{"doc_id": "a", "path": "a.md"}\n', "utf-8")
+    code, out, err = desk.go("dataset", "validate", "mine")
+    assert code == 2 and "documents.jsonl line 13" in err and err.rstrip().endswith("fault in mine")
+
+
+@pytest.mark.parametrize("text", ["---\n\n保修一年。\n\n---\n", "---\n注意：本文仅供参考。\n---\n正文。", "---\n", "# 标题\n---\n角色：主管\n---\n", "---\n第一条 保修一年。\n---\n"])
+def test_a_rule_at_the_start_is_text(desk, text):
+    (desk.folder / "资料" / "a.md").write_text(text, encoding="utf-8")
+    assert desk.take()[0] == 0 and desk.bench().document("a").text == text and desk.bench().document("a").roles == ()
+
+
+def test_labels_of_front_matter_hold_and_other_keys_are_said(desk):
+    (desk.folder / "资料" / "a.md").write_text("---\n角色: [主管]\nowner: 财务\n---\n五号发工资。\n", encoding="utf-8")
+    (desk.folder / "资料" / "b.md").write_text("")
+    (desk.folder / "资料" / "手册.docx").write_bytes(b"PK")
+    for n in range(5): (desk.folder / "资料" / f"{n}.png").write_bytes(b"x")
+    code, out, _ = desk.take()
+    assert code == 0 and "Front matter keys that are not read: owner (a.md)." in out and "1 document without text: b.md." in out
+    assert "1 file (.docx) is not read in this version: 手册.docx." in out and "5 files (.png) are not read in this version: 0.png, 1.png, 2.png and 2 more." in out and desk.bench().document("a").roles == ("主管",)
+    bench = desk.folder / "mine"
+    (bench / "a.md").write_bytes((desk.folder / "资料" / "a.md").read_bytes())
+    (bench / "documents.jsonl").write_text((bench / "documents.jsonl").read_text("utf-8") + '{"doc_id": "by path", "path": "a.md"}\n', "utf-8")
+    assert desk.bench().document("by path").roles == ("主管",)
+
+
+@pytest.mark.parametrize("kind", ["csv", "xlsx"])
+def test_cells_under_no_header_are_faults(desk, kind):
+    rows = [["能退吗？", "十五天内可申请无理由退货", "刻字的除外"], ["有卡吗？", "", ""]]
+    (write_csv if kind == "csv" else write_xlsx)(desk.folder / f"宽.{kind}", rows, ["问题", "原文"])
+    desk.refused("dataset", "import", f"宽.{kind}", "--format", "table", "--docs", "资料", "--out", "mine", says=(f"宽.{kind} row 2: has 3 cells, the header 2.", "quotation marks" if kind == "csv" else "Head the column"))
+    (desk.folder / "资料" / "documents.csv").write_text("文件,角色\n发票.md,客服,主管\n", encoding="utf-8")
+    desk.refused("dataset", "import", "问题.csv", "--format", "table", "--docs", "资料", "--out", "mine", says="documents.csv row 2: has 3 cells, the header 2.")
+    (desk.folder / "资料" / "documents.csv").write_text("文件,可见人角色\n发票.md,客服\n", encoding="utf-8")
+    desk.refused("dataset", "import", "问题.csv", "--format", "table", "--docs", "资料", "--out", "mine", says=("documents.csv row 1, 可见人角色", "Did you mean '可见角色'?"))
+
+
+@pytest.mark.parametrize("label, column, value, why", [("角色: [主管]", "提问人", "顾客", "role"), ("租户: 港口", "租户", "岚岳", "tenant"), ("生效日期: 2026-09-01", "适用日期", "2026/8/1", "not_in_force"), ("状态: 草稿", "提问人", "顾客", "draft")])
+def test_evidence_out_of_the_askers_view_is_a_fault_of_the_import(desk, label, column, value, why):
+    label = label.replace("草稿", "draft")
+    (desk.folder / "资料" / "内部.md").write_text(f"---\n{label}\n---\n押金上限为三百元。\n", encoding="utf-8")
+    write_csv(desk.folder / "看.csv", [["押金多少？", "三百元。", "押金上限为三百元", value]], ["问题", "答案", "原文", column])
+    desk.refused(*("dataset", "import", "看.csv", "--format", "table", "--docs", "资料", "--out", "mine"), says=("看.csv row 2, 原文", "out of the asker's view", f"内部 {why}", "Mend actor"))
+
+
+def test_headers_and_files_that_were_meant(desk):
+    for head, says in ((["问提", "答案"], "Did you mean 问题 for 问提?"), (["my question", "答案"], "Did you mean question for my question?"), (["甲", "答案"], "The headers are 甲, 答案; head one question or 问题.")):
+        write_csv(desk.folder / "头.csv", [["?", "x"]], head)
+        desk.refused("dataset", "import", "头.csv", "--format", "table", "--docs", "资料", "--out", "mine", says=says)
+    write_csv(desk.folder / "文.csv", [["能退吗？", "电池保修六个月", "保修规定.md"]], ["问题", "原文", "文件"])
+    desk.refused("dataset", "import", "文.csv", "--format", "table", "--docs", "资料", "--out", "mine", says="Did you mean '保修说明'?")
+    write_csv(desk.folder / "文.csv", [["能退吗？", "电池保修六个月\n蓝灯闪烁表示成功", "保修说明.md,安装.txt"], ["?", "蓝灯闪烁表示成功", "保修说明.md，安装.txt"]], ["问题", "原文", "文件"])
+    desk.refused("dataset", "import", "文.csv", "--format", "table", "--docs", "资料", "--out", "mine", says=("文.csv row 3, 文件: 2 files for 1 quote.", "each on a line of its own"))
+    write_csv(desk.folder / "文.csv", [["能退吗？", "电池保修六个月\n蓝灯闪烁表示成功", "保修说明.md,安装.txt"]], ["问题", "原文", "文件"])
+    assert desk.take("文.csv")[0] == 0 and [e.doc_id for e in desk.bench().cases[0].evidence] == ["保修说明", "安装"]
+
+
+def test_the_folder_that_was_read_is_said(desk):
+    write_csv(desk.folder / "资料" / "q.csv")
+    code, out, _ = desk.go("dataset", "import", "资料/q.csv", "--format", "table", "--out", "mine")
+    assert code == 0 and "12 documents read from 资料." in out
+    assert "documents read from" not in desk.take("资料/q.csv", "other")[1]
+
+
+def test_alternatives_of_a_quote(desk):
+    rows = [["修好要多久？", "十四天。", "换主板的需要十四天", "收到机器后七个工作日内寄回\n检测免费"], ["两问？", "是。", "电池保修六个月\n检测免费", "-\n海岛地区多加四个工作日"]]
+    write_csv(desk.folder / "或.csv", rows, ["问题", "答案", "原文", "替代原文"])
+    code, out, err = desk.take("或.csv")
+    assert code == 0, err
+    one, two = desk.bench().cases
+    assert [(e.doc_id, e.group, e.alt) for e in one.evidence] == [("维修流程", "1", "1"), ("维修流程", "1", "2"), ("门店", "1", "3")]
+    assert [(e.doc_id, e.group, e.alt) for e in two.evidence] == [("保修说明", "1", "1"), ("门店", "2", "1"), ("配送", "2", "2")]
+
+
+def test_languages_are_guessed_text_by_text(desk):
+    def article(title, context, *asked): return {"title": title, "paragraphs": [{"context": context, "qas": [{"id": f"{title}{i}", "question": q, "answers": [{"text": context[:3], "answer_start": 0}]} for i, q in enumerate(asked)]}]}
+    (desk.folder / "s.json").write_text(json.dumps({"data": [article("zh", "十五天内可以退货。" * 20, "多久？", "How long?"), article("en", "Fifteen days.", "How long?", "多久？")]}), encoding="utf-8")
+    assert desk.go("dataset", "import", "s.json", "--format", "squad", "--out", "mine")[0] == 0
+    assert {d.family: d.lang for d in desk.bench().documents} == {"zh": "zh", "en": "en"} and {c.query_id: (c.lang, c.type) for c in desk.bench().cases} == {
+        "zh0": ("zh", "fact"), "zh1": ("en", "multilingual"), "en0": ("en", "fact"), "en1": ("zh", "multilingual")}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lang", ["zh", "en"])
 def test_hundreds_of_bad_quotes_are_told_in_time(tmp_path, lang):
@@ -387,7 +490,7 @@ def test_the_report_of_ten_cases(desk):
     done = json.loads(out)
     assert code == 0, err
     page = Path(done["report"]).read_text(encoding="utf-8")
-    assert page.count('<figure class="chart"') >= 4 and "问题" in page and "Traceback" not in page
+    assert page.count('<figure class="chart"') >= 4 and "mine" in page and "Traceback" not in page
     again = json.loads(desk.go("run", "first.yaml", "--json")[1])
     assert again["stages"]["run"] == 0 and again["results_sha256"] == done["results_sha256"] and again["report"] == done["report"]
 

@@ -76,11 +76,11 @@ def unique_names(names: Iterable[str]) -> list[str]:
         out.append(new)
     return out
 
-# %% ../../nbs/golden/01_parse.ipynb #30deeecf
+# %% ../../nbs/golden/01_parse.ipynb #0b49e8ad
 _FRONT = re.compile(r"---[ \t]*\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.S | re.M)
 
 
-_KEY = re.compile(r"\s*(?:#.*\n\s*)*[^\s:#,，。-][^:\n]{0,39}:(?:\s|\Z)")
+_KEY = re.compile(r"\s*(?:#.*\n\s*)*[^\s:#,.，。-][^:\n,.，。]{0,39}:(?:\s|\Z)")
 
 
 def front_matter(text: str, where: str = "text") -> tuple[int, dict[str, Any]]:
