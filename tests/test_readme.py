@@ -51,10 +51,10 @@ def test_import_is_fast_and_light():
 @pytest.mark.slow
 def test_five_lines_of_python(tmp_path):
     code = blocks("python")[0]
-    more = 'print(results.compare("fixed | A", "fixed | C")["sentence"][0]); print(results.explain("POL-003", config="fixed | C"))'
+    more = 'print(results.compare("fixed | A", "fixed | C")["sentence"][0]); print(results.explain("INT-009", config="fixed | C"))'
     done = subprocess.run([sys.executable, "-c", code + more], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "has the highest EvidenceRecall@800t" in done.stdout and "POL-003 under fixed | C" in done.stdout
+    assert "has the highest EvidenceRecall@800t" in done.stdout and "INT-009 under fixed | C" in done.stdout
 
 
 def test_own_chunker(tmp_path):

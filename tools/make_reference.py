@@ -15,8 +15,9 @@ from ragbench.engine.config import Config, Design
 from ragbench.engine.files import KEYS
 from ragbench.faces.cli import app
 from ragbench.golden.formats import FORMATS
-from ragbench.golden.records import CASE_FIELDS, CASE_NAMES, DOCUMENT_FIELDS, DOCUMENT_NAMES
+from ragbench.golden.records import CASE_FIELDS, CASE_NAMES, DOCUMENT_FIELDS, DOCUMENT_NAMES, EXPECTED_NAMES, RISK_NAMES, TYPE_NAMES
 from ragbench.measures.names import ALIASES, FAMILIES
+from ragbench.measures.projection import project
 
 TARGET = Path(__file__).parents[1] / "docs" / "reference.md"
 KINDS = {"chunker": "Chunkers", "retriever": "Retrievers", "fusion": "Fusions", "reranker": "Rerankers", "encoder": "Encoders", "context": "Context packers"}
@@ -25,6 +26,17 @@ KEY_WORDS = {
     "plugins": "Python files with parts of your own, relative to this file", "base": "what all configurations share: the fields of a configuration below",
     "matrix": "axes: a field of a configuration and its values, as a list or as a mapping of labels to values; the product is run", "cutoffs": "k of measures that stand without one",
     "budgets": "token budgets of measures that stand without one", "primary": "the measure that ranks; without it nothing is ranked", "measures": "names below, with or without a cut-off", "seed": "of everything that draws"}
+
+
+POINT_AT, FOUND = (inspect.signature(project).parameters[name].default for name in ("point_at", "found"))
+COUNTS = [
+    "A value lies in [0, 1] unless it is undefined (–), which stays outside a mean and its n. `@5` counts hits, `@800t` tokens (cl100k_base).", "",
+    "- A case needs all of its required *groups* of evidence (grade 2 or 3; evidence without a grade has 3); within a group any one *alternative* suffices, of which all spans are needed.",
+    f"- A group is *found* in a union of hits when at least {FOUND:.0%} of the characters of each span are there; white space and invisible characters do not count. EvidenceRecall and Complete ask for that.",
+    f"- A chunk is *relevant* when it holds at least {POINT_AT:.0%} of a span; Recall, Precision, Hit, MRR and nDCG ask for that, and are therefore more lenient at boundaries.",
+    "- Evidence that is known only as a section or a document makes a chunk relevant when at least half of the chunk lies inside.",
+    "- A group is *cut* when no single chunk holds it whole.",
+    "- On plain judgements (TREC, BEIR, `rb.evaluate`) there are no groups: Recall, Precision, Hit, MRR, MAP, nDCG and bpref are trec_eval's."]
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
@@ -61,7 +73,7 @@ def measures() -> list[str]:
     for alias, name in ALIASES.items(): by_name.setdefault(name, []).append(alias)
     unit = {"k": "@5", "t": "@800t", "": "none"}
     rows = [[f"`{n}`", ", ".join(unit[u] for u in f.units), ", ".join(f"{k}={default(v)}" for k, v in f.params.items()), f.says, ", ".join(by_name.get(n, []))] for n, f in FAMILIES.items() if f.says]
-    return ["## Measures", "", "A value lies in [0, 1] unless it is undefined (–). `@5` counts hits, `@800t` tokens.", "", *table(["name", "cut-off", "parameters", "definition", "also called"], rows)]
+    return ["## Measures", "", *COUNTS, "", *table(["name", "cut-off", "parameters", "definition", "also called"], rows)]
 
 
 def formats() -> list[str]:
@@ -76,6 +88,12 @@ def columns(title: str, known: object, names: object) -> list[str]:
     spelt: dict[str, list[str]] = {}
     for given, name in names.items(): spelt.setdefault(name, []).append(given)
     return [f"### {title}", "", *table(["field", "read under these names too"], [[f"`{n}`", ", ".join(a.replace("_", " ") for a in spelt.get(n, []) if a.replace("_", "") != n.replace("_", ""))] for n in known])]
+
+
+def values(field: str, names: object) -> list[str]:
+    spelt: dict[str, list[str]] = {}
+    for given, name in names.items(): spelt.setdefault(name, []).append(given)
+    return [f"Values of `{field}`", "", *table(["value", "read for these words too"], [[f"`{n}`", ", ".join(a.replace("_", " ") for a in others if a.replace("_", "") != str(n).replace("_", "").casefold())] for n, others in spelt.items()])]
 
 
 def verbs() -> list[str]:
@@ -105,7 +123,8 @@ def page() -> str:
              *(line for kind, registry in REGISTRIES.items() if kind in KINDS for line in parts(kind, registry)), *measures(), "## Bench", "",
              *formats(),
              *columns("Cases, or columns of a spreadsheet of questions", CASE_FIELDS, CASE_NAMES), *columns("Documents, or columns of documents.csv", DOCUMENT_FIELDS, DOCUMENT_NAMES),
-             "### Case types", "", *table(["group", "types"], [[group, ", ".join(own)] for group, own in kinds.items()]), *verbs(), *settings()]
+             "### Case types", "", *table(["group", "types"], [[group, ", ".join(own)] for group, own in kinds.items()]),
+             *values("type", TYPE_NAMES), *values("risk", RISK_NAMES), *values("expected", EXPECTED_NAMES), *verbs(), *settings()]
     return "\n".join(lines).rstrip() + "\n"
 
 
