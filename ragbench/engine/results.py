@@ -27,7 +27,7 @@ from ..measures.names import parse_measure
 # %% auto #0
 __all__ = ['Results']
 
-# %% ../../nbs/engine/06_results.ipynb #f7262b91
+# %% ../../nbs/engine/06_results.ipynb #fcf49de9
 class Results:
     """Results of one run.
 
@@ -52,6 +52,9 @@ class Results:
 
     def __repr__(self) -> str:
         return f"Results({self.manifest['run_id']!r}: {len(self.configs)} configurations, {len(self.cases)} cases, {len(self.manifest['measures'])} measures)"
+
+    def __str__(self) -> str:
+        return summary.board(self)
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(repr(self))}</pre>" + self.leaderboard([self.main_measure]).to_html(index=False, escape=True, na_rep="–", float_format="%.3f")
