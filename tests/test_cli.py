@@ -235,7 +235,7 @@ def test_housekeeping_verbs(desk):
     assert done["folder"].startswith("elsewhere") and desk.json("runs", "list") == []
     listed = desk.json("runs", "list", "--out", "elsewhere")
     row, = listed
-    assert {k: row[k] for k in ("run_id", "folder", "bench", "split", "configs", "primary", "k", "seed")} == {"run_id": done["run_id"], "folder": done["folder"], "bench": "tiny", "split": "tune", "configs": 1, "primary": "EvidenceRecall@60t", "k": 5, "seed": 7}
+    assert {k: row[k] for k in ("run_id", "folder", "bench", "split", "configs", "primary", "seed")} == {"run_id": done["run_id"], "folder": done["folder"], "bench": "tiny", "split": "tune", "configs": 1, "primary": "EvidenceRecall@60t", "seed": 7}
     lead, = (r for r in done["leaderboard"] if r["measure"] == row["measure"])
     assert (row["lead"], row["mean"]) == (lead["config"], pytest.approx(lead["mean"]))
     size = desk.json("cache", "size")
@@ -485,7 +485,7 @@ BAD_BENCH = {
     "unknown document": (evidence(doc_id="shippping"), ("cases.jsonl line 6", "'shippping'", "Did you mean 'shipping'?")), "missing document file": (bench_with(documents=lambda rows: rows[0].update(path="x.md")), ("documents.jsonl line 1", "x.md", "no such file")),
     "folder as document": (bench_with(documents=lambda rows: rows[0].update(path="../tiny")), ("documents.jsonl line 1",)), "no JSON": (bench_with(cases__jsonl=b"{"), ("cases.jsonl line 1", "no JSON")),
     "half a surrogate": (bench_with(cases__jsonl=b'{"query_id": "\\ud800", "query": "?", "answerable": false}'), ("cases.jsonl line 1", "surrogate")), "deep JSON": (bench_with(cases__jsonl=b'{"a":' + b"[" * 100_000), ("cases.jsonl line 1", "nested")),
-    "missing cases": (lambda folder: (write_bench(folder, *records()), (folder / "cases.jsonl").unlink()), ("cases.jsonl", "is missing")), "bench.yaml bomb": (bench_with(bench__yaml=b"a: &a [1]\nname: *a\n"), ("bench.yaml", "no YAML")),
+    "missing cases": (lambda folder: (write_bench(folder, *records()), (folder / "cases.jsonl").unlink()), ("cases.jsonl", "is missing")), "bench.yaml bomb": (bench_with(bench__yaml=b"a: &a [1]\nname: *a\n"), ("bench.yaml line 2", "an alias")),
     "empty folder": (lambda folder: folder.mkdir(), ("bench.yaml", "is missing", "documents.jsonl"))}
 
 
@@ -606,7 +606,7 @@ def first_hit(case) -> float:
 
 
 @pytest.mark.parametrize("name, body, says", [
-    ("syntax", None, ("plugins p.py", "SyntaxError", "Mend the file.")), ("raises", "raise RuntimeError('boom')", ("plugins p.py", "RuntimeError: boom")), ("exits", "import sys; sys.exit(3)", ("plugins p.py", "SystemExit")),
+    ("syntax", None, ("plugins p.py", "in p.py line 1", "SyntaxError", "Mend the file")), ("raises", "raise RuntimeError('boom')", ("plugins p.py", "RuntimeError: boom")), ("exits", "import sys; sys.exit(3)", ("plugins p.py", "SystemExit")),
     ("imports", "import no_such_module", ("plugins p.py", "no_such_module")), ("clash", "from ragbench.core.spec import chunker\n@chunker('fixed')\ndef mine(document): return []", ("plugins p.py", "'fixed'", "already registered"))])
 def test_broken_plugins_are_refused(desk, name, body, says):
     (desk.folder / "p.py").write_text("def (" if body is None else body)

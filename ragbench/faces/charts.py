@@ -270,7 +270,7 @@ def latency_chart(frame: pd.DataFrame) -> alt.LayerChart:
 def _ms(value: float) -> str:
     return UNDEFINED if not math.isfinite(value) else f"{value:.2f}" if value < 10 else f"{value:,.0f}"
 
-# %% ../../nbs/faces/01_charts.ipynb #229841b9
+# %% ../../nbs/faces/01_charts.ipynb #84960eaa
 def differences_chart(frame: pd.DataFrame, measure: str, limit: int = 40) -> alt.LayerChart:
     """Forest plot of b − a with its interval and the zero line.
 
@@ -299,7 +299,7 @@ def differences_chart(frame: pd.DataFrame, measure: str, limit: int = 40) -> alt
     note = base.mark_text(align="left", dx=10).encode(x=alt.value(_WIDTH - 160), text="note:N")
     more = f"; the {len(given)} largest of {int((frame['measure'] == measure).sum())} pairs" if len(given) < (frame["measure"] == measure).sum() else ""
     return _styled(alt.layer(zero, line, dot, note).properties(width=_WIDTH - 160, height=alt.Step(28)), f"Paired differences in {measure}",
-                   f"b − a with 95 % interval, then win / tie / loss; {counted('n', given['n'])} cases{more}")
+                   f"b − a with the interval that fits its test, corrected for all pairs, then win / tie / loss; {counted('n', given['n'])} cases{more}")
 
 # %% ../../nbs/faces/01_charts.ipynb #fb54b22a
 def chunking_chart(frame: pd.DataFrame) -> alt.LayerChart:

@@ -155,7 +155,7 @@ def vega_lite_version() -> str:
     wanted, known = ".".join(altair.SCHEMA_VERSION.lstrip("v").split(".")[:2]), vl_convert.get_vegalite_versions()
     return wanted if wanted in known else known[-1]
 
-# %% ../../nbs/faces/01a_fragments.ipynb #686d5b75
+# %% ../../nbs/faces/01a_fragments.ipynb #ef69b8fd
 def masthead(manifest: Mapping[str, Any], headline: str, facts: Mapping[str, Any] | None = None) -> Fragment:
     """Title, headline and basic facts.
 
@@ -178,8 +178,9 @@ def sentences(comparisons: pd.DataFrame, limit: int = 4) -> Fragment:
     rows = sorted(comparisons.to_dict("records"), key=lambda r: r["verdict"] not in ("better", "worse"))
     items = [f"<li>{badge(r['verdict']).html}<span>{text_html(r['sentence'])}</span></li>" for r in rows]
     if not items: return nothing("There is no pair to compare.")
-    shown = max(limit, sum(r["verdict"] in ("better", "worse") for r in rows))
-    more = folded(f"{many(len(items) - shown, 'more pair')}, undecided", Fragment(f'<ul class="sentences">{"".join(items[shown:])}</ul>')).html if items[shown:] else ""
+    decided = sum(r["verdict"] in ("better", "worse") for r in rows)
+    shown = max(limit, min(decided, 3 * limit))
+    more = folded(many(len(items) - shown, "more pair") + (", undecided" if decided <= shown else ""), Fragment(f'<ul class="sentences">{"".join(items[shown:])}</ul>')).html if items[shown:] else ""
     return Fragment(f'<ul class="sentences">{"".join(items[:shown])}</ul>{more}')
 
 
