@@ -123,7 +123,8 @@ def shell(folder, *words, wait=True, **environ):
     "The command line in a process of its own."
     env = {**{k: v for k, v in os.environ.items() if not k.startswith(("RAGBENCH_", "LC_", "LANG", "PYTHON"))}, "RAGBENCH_CACHE": "cache", **environ}
     command = [sys.executable, "-c", "from ragbench.faces.cli import main; main()", *words]
-    started = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8")
+    started = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8",
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))     # a shell's background jobs ignore it, and what they start too
     if not wait: return started
     out, err = started.communicate(timeout=300)
     return subprocess.CompletedProcess(command, started.returncode, out, err)
