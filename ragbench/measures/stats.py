@@ -310,7 +310,7 @@ def weakest_stratum(values: Any, strata: Sequence[str], clusters: Labels, level:
     alike = tuple(s for s in big if s != worst and adjusted[min((s, worst), (worst, s))] > 1 - level)
     return Weakest(worst, mean_interval(x[where[worst]], codes[where[worst]], level), alike, small)
 
-# %% ../../nbs/measures/03_stats.ipynb #9f3cb812
+# %% ../../nbs/measures/03_stats.ipynb #09b92bd4
 _SAYS = {"better": "helps, beyond noise", "worse": "hurts, beyond noise", "undecided": "undecided, within noise",
          "inconclusive": "undecided: too few clusters to conclude"}
 
@@ -326,7 +326,7 @@ def comparison_sentence(difference: Difference, measure: str, name_a: str, name_
     across_chunkers : whether the two cut the documents differently
     """
     d, budget, cut = difference, re.search(r"@(\d+)t\b", measure), re.search(r"@(\d+)(?![\dt])", measure)
-    at = f" (budget {int(budget[1]):,} tokens)" if budget else f" (first {cut[1]} hits)" if cut else " (no cut-off)"
+    at = f" (budget {int(budget[1]):,} tokens)" if budget else (" (first hit)" if int(cut[1]) == 1 else f" (first {cut[1]} hits)") if cut else " (no cut-off)"
     if not d.n: return f"{measure}{at}: {name_b} and {name_a} have no case in common; undecided."
     p = "p < 0.001" if d.p_adjusted < 0.001 else f"p = {d.p_adjusted:.3f}"
     wide = "" if abs(d.level - 0.95) < 0.0005 else f"; interval at {100 * d.level:.1f} % to match"
