@@ -21,7 +21,7 @@ if TYPE_CHECKING: import tiktoken
 
 # %% auto #0
 __all__ = ['HIDDEN', 'TOKENIZER', 'visible', 'canonical_text', 'is_ink', 'ink_before', 'chinese_number', 'fold', 'guess_lang',
-           'count_tokens', 'cut_at_tokens', 'find_quote', 'canonical_json', 'fingerprint', 'many']
+           'count_tokens', 'token_ends', 'cut_at_tokens', 'find_quote', 'canonical_json', 'fingerprint', 'many']
 
 # %% ../../nbs/core/01_text.ipynb #02f52548
 HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff\U000e0000-\U000e007f]")
@@ -122,7 +122,7 @@ def guess_lang(text: str) -> str:
     han = len(_HAN.findall(text))
     return "zh" if han and 5 * han >= sum(c.isalpha() for c in text) else "en"
 
-# %% ../../nbs/core/01_text.ipynb #1c3863bd
+# %% ../../nbs/core/01_text.ipynb #ee88eb6b
 TOKENIZER = "cl100k_base"
 
 
@@ -147,16 +147,24 @@ def count_tokens(texts: Sequence[str]) -> np.ndarray:
     return np.array([len(encoding.encode_ordinary(t)) for t in texts], dtype=np.int64)
 
 
-def cut_at_tokens(text: str, tokens: int) -> int:
-    """Offset at which `text` must be cut so that at most `tokens` whole tokens remain.
+def token_ends(text: str) -> np.ndarray:
+    """Whole characters of a text up to and with each of its tokens; a character that only part of a token would fit counts with the token that ends it.
 
-    A character that only part of a token would fit is left out.
+    Returns
+    -------
+    int64 array, one offset a token, never falling.
     """
     encoding = _encoding()
-    ids = encoding.encode_ordinary(text)
-    if len(ids) <= tokens: return len(text)
-    if tokens <= 0: return 0
-    return len(encoding.decode_bytes(ids[:tokens]).decode("utf-8", "ignore"))
+    parts = encoding.decode_tokens_bytes(encoding.encode_ordinary(text))
+    data = np.frombuffer(b"".join(parts), np.uint8)
+    whole = np.append(np.flatnonzero(data & 0xC0 != 0x80)[1:], len(data))
+    return np.searchsorted(whole, np.cumsum([len(b) for b in parts]), "right")
+
+
+def cut_at_tokens(text: str, tokens: int) -> int:
+    """Offset at which `text` must be cut so that at most `tokens` whole tokens remain; see `token_ends`."""
+    ends = token_ends(text)
+    return len(text) if tokens >= len(ends) else int(ends[tokens - 1]) if tokens > 0 else 0
 
 # %% ../../nbs/core/01_text.ipynb #570f4c2f
 def find_quote(quote: str, text: str, tolerant: bool = False) -> list[tuple[int, int]]:
