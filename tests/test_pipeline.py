@@ -177,3 +177,21 @@ def test_queries_without_tokens_are_refused():
     with pytest.raises(BadInput, match="Tokenise"): search_source(Call("bm25"), corpus_of(chunks_of(["退款"])), np.arange(1), Queries(("退款",)), 3)
 
 
+
+
+def test_a_chunk_is_searched_by_its_context_too(tmp_path):
+    "Two rows of tables without their headers: only the context tells which is about batteries."
+    from ragbench.core.model import Bench, Case, Evidence
+    from ragbench.engine.config import Matrix
+    from ragbench.engine.experiment import Experiment
+    from ragbench.engine.store import Store
+    from ragbench.pipeline.chunk import Piece
+    texts = {d: f"{head}\n24 months" for d, head in (("battery", "battery warranty"), ("hinge", "hinge warranty"), ("cable", "cable warranty"))}
+    try:
+        @chunker("headless")
+        def headless(text: str, show: bool = True): return [Piece(text.index("24"), len(text), context=((0, text.index("\n")),) if show else ())]
+        bench = Bench("rows", tuple(Document(d, t, d) for d, t in texts.items()), (Case("q", "warranty of the hinge", evidence=(Evidence("hinge", 15, 24, "24 months"),), split="tune"),))
+        run = Experiment(bench, Matrix(chunker={"with": "headless", "without": "headless(show=False)"}, retriever=["bm25", "dense"]), measures=["Recall"], cutoffs=(1,)).run(tmp_path / "runs", Store(tmp_path / "cache"))
+        first = run.hits[run.hits["rank"] == 1].set_index("config")["doc_id"]
+        assert first["with | bm25"] == first["with | dense"] == "hinge" and "without | bm25" not in first
+    finally: chunker.entries.pop("headless", None)

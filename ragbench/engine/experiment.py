@@ -52,7 +52,7 @@ def chunk(text: str, spec: str, kind: str = "markdown") -> list[Chunk]:
     """
     return list(chunk_document(parse_text(text, kind, "text"), canonical(chunkers, spec, "chunker")))
 
-# %% ../../nbs/engine/05_experiment.ipynb #3e7cae63
+# %% ../../nbs/engine/05_experiment.ipynb #0bc1c6a4
 class Experiment:
     """A matrix of configurations over one bench.
 
@@ -86,7 +86,8 @@ class Experiment:
         if not self.asked.cases: raise BadInput(f"split {self.design.split}", f"{self.bench.name} has no case in it.", _other_splits(self.bench))
         touches_locked = any(c.split == "locked" for c in self.asked.cases) and not self.bench.split_by_us
         if self.matrix.sweeps and touches_locked: raise BadInput(f"split {self.design.split}", "a sweep on locked cases would tune on them.", "Sweep on split: tune.")
-        for call in sorted({c.config.chunker for c in self.cells}): chunk("# a\n\nb c\n", call)
+        for least in sorted(self.bench.documents, key=lambda d: (not d.text, len(d.text), d.doc_id))[:1]:      # a look at each chunker, on the shortest text
+            for spec in sorted({c.config.chunker for c in self.cells}): chunk_document(least, canonical(chunkers, spec, "chunker"))
         for cell in self.cells:
             for source in sources_of(cell.config.head, "retriever"): retriever.make(source, where="retriever")
             if isinstance(cell.config.expr, Pipe):

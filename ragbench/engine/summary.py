@@ -23,11 +23,12 @@ def comparison_row(d: stats.Difference, measure: str, names: tuple[str, str], ac
     return {"a": names[0], "b": names[1], "measure": measure, **{k: v for k, v in asdict(d).items() if k not in ("method", "level")},
             "sentence": stats.comparison_sentence(d, measure, *names, across_chunkers)}
 
-# %% ../../nbs/engine/05b_summary.ipynb #a166378a
+# %% ../../nbs/engine/05b_summary.ipynb #b5546854
 class Measured(Protocol):
     """What the words read of a run's results."""
 
     configs: list[str]
+    specs: dict[str, Any]
     manifest: dict[str, Any]
 
     @property
@@ -38,6 +39,9 @@ class Measured(Protocol):
     def cases(self) -> pd.DataFrame: """One row a case."""
     @property
     def clusters(self) -> list[str]: """Cluster of each case."""
+    @property
+    def all_pairs(self) -> stats.AllPairs | None: """Every pair on the primary measure, tested together."""
+    def neighbours(self) -> list[tuple[str, str]]: """Pairs that differ by one step."""
     def values(self, measure: str) -> pd.DataFrame: """Per-case values, a column a configuration."""
     def leaderboard(self, measures: Sequence[str] | None = None) -> pd.DataFrame: """Means and intervals."""
     def standings(self) -> dict[str, str]: """Standing of each configuration."""

@@ -309,7 +309,7 @@ def _cut(start: int, end: int, holes: list[SpanPair], first: int) -> list[SpanPa
         start, first = holes[first][1], first + 1
     return [*parts, (start, end)] if start < end else parts
 
-# %% ../../nbs/pipeline/02_chunk.ipynb #61c4df04
-def indexed_text(chunk: Chunk, document: Document) -> str:
-    """Text that a chunk is tokenised and encoded by: its context's spans, then its own, a line each."""
-    return "\n".join([*(document.text[s:e] for s, e in chunk.context), chunk.text])
+# %% ../../nbs/pipeline/02_chunk.ipynb #2f4f93ee
+def indexed_text(chunk: Chunk, text: str) -> str:
+    """Text that a chunk is tokenised and encoded by: its context's spans of the document's text, then its own, a line each."""
+    return "\n".join([*(text[s:e] for s, e in chunk.context), chunk.text])
